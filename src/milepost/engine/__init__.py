@@ -1,0 +1,1 @@
+"""Decide, then run: scheduler (integers only), batch, runner, sampler, the loop."""

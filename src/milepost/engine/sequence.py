@@ -1,0 +1,85 @@
+"""One request while the engine works on it: its tokens, what it holds, how far its state has come.
+
+The law kept here: `computed` is what the step that wrote the state said (law 4); nobody counts it up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milepost.request import Request, Usage
+from milepost.state.arena import BlockHandle, StateHandle
+from milepost.state.fingerprint import Chain, Tokens
+from milepost.state.placement import Spot
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Integers and handles only; the sampler's and the client's things are kept by the loop."""
+
+    request: Request
+    chain: Chain
+    order: int
+    """Arrival number: the smaller, the older."""
+    limit: int
+    """Most tokens, prompt and answer."""
+    buffer: Tokens = field(init=False)
+    length: int = field(init=False)
+    computed: int = 0
+    """Tokens that the live state has seen."""
+    fed: int = 0
+    """Tokens ever fed, also by a life before a preemption."""
+    slot: StateHandle | None = None
+    blocks: list[BlockHandle] = field(default_factory=list)
+    spots: tuple[Spot, ...] = ()
+    """Positions still to be captured, ascending."""
+    covered: int = 0
+    """Deepest position on this path where a checkpoint stands or was asked for."""
+    cached_tokens: int = 0
+    recomputed: Counter[str] = field(default_factory=Counter)
+    admitted: bool = False
+    """True once it was admitted for the first time."""
+
+    def __post_init__(self) -> None:
+        prompt = self.request.prompt
+        self.buffer = np.empty(self.limit + 1, dtype=np.uint32)
+        self.buffer[: len(prompt)] = prompt
+        self.length = len(prompt)
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens so far, [length] uint32; a view."""
+        return self.buffer[: self.length]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer so far."""
+        return self.length - self.prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be picked; 1: it decodes."""
+        return self.length - self.computed
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Order of service: priority, then age."""
+        return self.request.priority, self.order
+
+    @property
+    def usage(self) -> Usage:
+        """Counts for the client."""
+        return Usage(self.prompt_tokens, self.generated, self.cached_tokens, dict(self.recomputed))
+
+    def append(self, token: int) -> None:
+        """Take a picked token."""
+        self.buffer[self.length] = token
+        self.length += 1

@@ -1,0 +1,60 @@
+"""The Mamba-2 mixer (arXiv 2405.21060): hidden rows in, hidden rows out, window and matrix updated in place.
+
+The law kept here: dt, A and D are fp32 (fp64 in an fp64 run), and rows of different sequences meet nowhere but
+in the backend, which keeps them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from milepost.kernels.protocol import KernelBackend, Step
+from milepost.models.layers.linear import Linear
+from milepost.models.layers.norm import gated_group_norm
+from milepost.models.spec import ComponentName, Mamba2Spec
+
+
+class Mamba2Mixer:
+    """in_proj -> convolution and SiLU over x | B | C -> scan -> gate, grouped norm -> out_proj."""
+
+    def __init__(self, spec: Mamba2Spec, weights: Mapping[str, Tensor], prefix: str, backend: KernelBackend) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.in_proj = Linear.of(weights, f"{prefix}.in_proj")
+        self.out_proj = Linear.of(weights, f"{prefix}.out_proj")
+        self.taps = weights[f"{prefix}.conv1d.weight"].squeeze(1)
+        self.conv_bias = weights.get(f"{prefix}.conv1d.bias")
+        self.a = -weights[f"{prefix}.A_log"].exp()
+        self.d = weights[f"{prefix}.D"]
+        self.dt_bias = weights[f"{prefix}.dt_bias"]
+        self.norm_weight = weights[f"{prefix}.norm.weight"]
+
+    def __call__(self, x: Tensor, states: Mapping[ComponentName, Tensor], step: Step) -> Tensor:
+        """x [T, hidden] to [T, hidden]; `states` holds the pools `window` and `recurrent`."""
+        spec = self.spec
+        z, xbc, dt = torch.split(self.in_proj(x), [spec.inner, spec.conv_channels, spec.heads], -1)
+        xbc = self.backend.convolution(xbc, self.taps, self.conv_bias, states["window"], step)
+        width = spec.groups * spec.state_size
+        values, b, c = torch.split(xbc, [spec.inner, width, width], -1)
+        y = self.backend.scan_mamba2(
+            values.view(-1, spec.heads, spec.head_dim),
+            self._time_step(dt),
+            self.a,
+            b.view(-1, spec.groups, spec.state_size),
+            c.view(-1, spec.groups, spec.state_size),
+            self.d,
+            states["recurrent"],
+            step,
+        )
+        return self.out_proj(gated_group_norm(y.flatten(1), z, self.norm_weight, spec.groups, spec.norm_eps))
+
+    def _time_step(self, dt: Tensor) -> Tensor:
+        """clamp(softplus(dt + bias), limits), in fp32: dt [T, heads]."""
+        dt = functional.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
+        if self.spec.dt_min == 0.0 and self.spec.dt_max == float("inf"):
+            return dt
+        return dt.clamp_(self.spec.dt_min, self.spec.dt_max)

@@ -1,0 +1,289 @@
+"""Nemotron-H (arXiv 2504.03624): Mamba-2, attention and squared-ReLU layers by a pattern, one mixer a layer.
+
+In comes a `config.json` of either dialect (NVIDIA's `hybrid_override_pattern`, transformers' `layers_block_type`),
+out come the spec, the names and shapes of the weights, and the model. The law kept here: a key that isn't
+known, and a value that this code wouldn't honour, is refused by name. This file doesn't import torch.
+
+Facts of the family, checked against transformers 5.24 and NVIDIA's published configs:
+- no rotary embedding, so `rope_theta` and `partial_rotary_factor` are without effect;
+- every norm takes `layer_norm_epsilon`; both projections of a Mamba-2 layer take their bias from `use_bias`
+  (`mamba_proj_bias` is read by nobody); d_inner is heads x head_dim (`expand` is read by nobody);
+- dt is clamped to `time_step_limit` only; `time_step_min`, `_max`, `_floor` and `_rank` serve initialisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.spec import (
+    AttentionSpec,
+    DType,
+    LayerSpec,
+    Mamba2Spec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    WeightSpec,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from milepost.kernels.protocol import KernelBackend
+    from milepost.models.protocol import Model
+
+_ALIASES = {
+    "attention_head_dim": "head_dim",
+    "hidden_act": "mlp_hidden_act",
+    "layer_types": "layers_block_type",
+    "mamba_chunk_size": "chunk_size",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_init_floor": "time_step_floor",
+    "mamba_dt_limit": "time_step_limit",
+    "mamba_dt_max": "time_step_max",
+    "mamba_dt_min": "time_step_min",
+    "mamba_expand": "expand",
+    "mamba_n_groups": "n_groups",
+    "mamba_state_dim": "ssm_state_size",
+    "norm_eps": "layer_norm_epsilon",
+    "num_query_groups": "num_key_value_heads",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "torch_dtype": "dtype",
+}
+
+# Initialisation, training, kernels' own choices, positions that aren't used, and experts (refused by layer type).
+_ATTRIBUTES = """
+    attention_dropout chunk_size expand hidden_dropout initializer_range mamba_proj_bias
+    num_logits_to_keep partial_rotary_factor rescale_prenorm_residual rope_theta
+    time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels
+    moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
+    mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob
+    num_experts_per_tok num_local_experts routed_scaling_factor topk_group
+    """
+_WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(_ATTRIBUTES.split())
+
+_PATTERN = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
+_LAYER_TYPES = {
+    "mamba": "mamba2",
+    "linear_attention": "mamba2",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+_DTYPES: dict[str, DType] = {
+    "float64": "float64",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "torch.float32": "float32",
+    "torch.bfloat16": "bfloat16",
+    "torch.float16": "float16",
+}
+
+
+def parse(config: Mapping[str, Any]) -> ModelSpec:
+    """Read a `config.json` of Nemotron-H. Raises UnsupportedModel naming every field that can't be served."""
+    read = ConfigReader(config, family="nemotron_h", aliases=_ALIASES)
+    kinds = _layer_kinds(read)
+    eps = read.number("layer_norm_epsilon", 1e-5)
+    mixers: dict[str, MixerSpec] = {
+        "mamba2": _mamba2(read, eps),
+        "attention": _attention(read),
+        "mlp": _mlp(read),
+    }
+    architectures = config.get("architectures") or ["NemotronHForCausalLM"]
+    spec = ModelSpec(
+        family="nemotron_h",
+        architecture=str(architectures[0]),
+        vocab_size=read.integer("vocab_size", 131072),
+        hidden_size=read.integer("hidden_size", 4096),
+        layers=tuple(LayerSpec(index, (mixers[kind],)) for index, kind in enumerate(kinds)),
+        norm_eps=eps,
+        tie_embeddings=read.flag("tie_word_embeddings", False),
+        max_position_embeddings=read.integer("max_position_embeddings", 4096),
+        dtype=_DTYPES[read.choice("dtype", "float32", _DTYPES)],
+        recurrent_dtype=_DTYPES[read.choice("mamba_ssm_cache_dtype", "float32", _DTYPES)],
+        eos_token_ids=_token_ids(read, "eos_token_id"),
+        bos_token_id=next(iter(_token_ids(read, "bos_token_id")), None),
+        residual_in_fp32=read.flag("residual_in_fp32", False),
+    )
+    _refuse_variants(read)
+    read.finish(_WITHOUT_EFFECT)
+    return spec
+
+
+def _layer_kinds(read: ConfigReader) -> list[str]:
+    """One kind a layer, from the list or the pattern; both may be there if they agree."""
+    listed, pattern = read.raw("layers_block_type"), read.raw("hybrid_override_pattern")
+    kinds: list[str] = []
+    if pattern is not None:
+        kinds = _translate(read, "hybrid_override_pattern", pattern, _PATTERN, str)
+    if listed is not None:
+        named = _translate(read, "layers_block_type", listed, _LAYER_TYPES, list)
+        if pattern is not None and named != kinds:
+            read.complain("hybrid_override_pattern", "hybrid_override_pattern and layers_block_type disagree")
+        kinds = named
+    if listed is None and pattern is None:
+        read.complain("hybrid_override_pattern", "hybrid_override_pattern or layers_block_type is required")
+    count = read.integer("num_hidden_layers", len(kinds))
+    if kinds and count != len(kinds):
+        field = "hybrid_override_pattern" if listed is None else "layers_block_type"
+        read.complain("num_hidden_layers", f"num_hidden_layers={count} disagrees with {field}: {len(kinds)} layers")
+    if "moe" in kinds:
+        read.complain("moe", f"moe layers are not supported yet (layer {kinds.index('moe')} of the pattern)")
+    return [kind for kind in kinds if kind != "moe"]
+
+
+def _translate(
+    read: ConfigReader, field: str, value: Any, names: dict[str, str], wanted: type[str] | type[list[Any]]
+) -> list[str]:
+    if not isinstance(value, wanted) or not value:
+        read.complain(field, f"{field}={value!r} is not a {wanted.__name__} with an entry for each layer")
+        return []
+    unknown = sorted({str(item) for item in value if not isinstance(item, str) or item not in names})
+    if unknown:
+        read.complain(field, f"{field} has unknown layers {', '.join(unknown)} (known: {', '.join(names)})")
+        return []
+    return [names[item] for item in value]
+
+
+def _mamba2(read: ConfigReader, eps: float) -> Mamba2Spec:
+    heads, groups = read.integer("mamba_num_heads", 128), read.integer("n_groups", 8)
+    if heads % groups:
+        read.complain("n_groups", f"n_groups={groups} doesn't divide mamba_num_heads={heads}")
+    read.choice("mamba_hidden_act", "silu", ("silu", "swish"))
+    low, high = read.limits("time_step_limit", (0.0, float("inf")))
+    return Mamba2Spec(
+        heads=heads,
+        head_dim=read.integer("mamba_head_dim", 64),
+        state_size=read.integer("ssm_state_size", 128),
+        groups=groups,
+        conv_kernel=read.integer("conv_kernel", 4, least=2),
+        conv_bias=read.flag("use_conv_bias", True),
+        proj_bias=read.flag("use_bias", False),
+        dt_min=low,
+        dt_max=high,
+        norm_eps=eps,
+    )
+
+
+def _attention(read: ConfigReader) -> AttentionSpec:
+    heads = read.integer("num_attention_heads", 32)
+    kv_heads = read.integer("num_key_value_heads", heads if _null(read, "num_key_value_heads") else 8)
+    if heads % kv_heads:
+        read.complain("num_key_value_heads", f"num_key_value_heads={kv_heads} doesn't divide num_attention_heads={heads}")
+    head_dim = read.integer("head_dim", 128)
+    return AttentionSpec(heads, kv_heads, head_dim, bias=read.flag("attention_bias", False), scale=head_dim**-0.5)
+
+
+def _null(read: ConfigReader, name: str) -> bool:
+    """Whether the field is there and null."""
+    return read.present(name) and not read.has(name)
+
+
+def _mlp(read: ConfigReader) -> MlpSpec:
+    read.choice("mlp_hidden_act", "relu2", ("relu2",))
+    return MlpSpec(read.integer("intermediate_size", 21504), bias=read.flag("mlp_bias", False), activation="relu2")
+
+
+def _token_ids(read: ConfigReader, name: str) -> tuple[int, ...]:
+    value = read.raw(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
+        read.complain(name, f"{name}={value!r} is not a token id or a list of them")
+        return ()
+    return tuple(ids)
+
+
+def _refuse_variants(read: ConfigReader) -> None:
+    read.unless("sliding_window", lambda value: False, "attention here is over all tokens; it must be null")
+    read.unless("num_nextn_predict_layers", lambda value: value == 0, "multi-token prediction isn't served yet")
+    read.unless("is_encoder_decoder", lambda value: value is False, "only decoders are served")
+    read.unless("add_cross_attention", lambda value: value is False, "only decoders are served")
+    read.unless("pruned_heads", lambda value: value == {}, "heads can't be pruned at load time")
+    read.unless("per_layer_config", lambda value: value == {}, "layers can't differ in size")
+    read.unless("rope_scaling", lambda value: False, "this family has no rotary embedding")
+    read.unless("rope_parameters", lambda value: False, "this family has no rotary embedding")
+
+
+def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
+    """Names and shapes of the tensors, without the checkpoint's prefix (`backbone.` or `model.`)."""
+    hidden = spec.hidden_size
+    tensors = [
+        WeightSpec("embeddings.weight", (spec.vocab_size, hidden)),
+        WeightSpec("norm_f.weight", (hidden,)),
+        # A tied checkpoint may hold its head all the same; transformers uses it then, and so does this code.
+        WeightSpec("lm_head.weight", (spec.vocab_size, hidden), optional=spec.tie_embeddings),
+    ]
+    for layer in spec.layers:
+        prefix = f"layers.{layer.index}"
+        tensors.append(WeightSpec(f"{prefix}.norm.weight", (hidden,)))
+        for mixer in layer.mixers:
+            tensors += _mixer_weights(f"{prefix}.mixer", mixer, hidden)
+    return tuple(tensors)
+
+
+def _mixer_weights(prefix: str, mixer: MixerSpec, hidden: int) -> list[WeightSpec]:
+    match mixer:
+        case Mamba2Spec():
+            width = mixer.inner + mixer.conv_channels + mixer.heads
+            tensors = [
+                WeightSpec(f"{prefix}.conv1d.weight", (mixer.conv_channels, 1, mixer.conv_kernel)),
+                WeightSpec(f"{prefix}.norm.weight", (mixer.inner,)),
+                *(WeightSpec(f"{prefix}.{name}", (mixer.heads,), True) for name in ("A_log", "D", "dt_bias")),
+                *_linear(f"{prefix}.in_proj", width, hidden, bias=mixer.proj_bias),
+                *_linear(f"{prefix}.out_proj", hidden, mixer.inner, bias=mixer.proj_bias),
+            ]
+            if mixer.conv_bias:
+                tensors.append(WeightSpec(f"{prefix}.conv1d.bias", (mixer.conv_channels,)))
+            return tensors
+        case AttentionSpec():
+            # transformers' code has no bias here whatever the config says, NVIDIA's has: the checkpoint decides.
+            q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+            sizes = (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q))
+            return [
+                tensor
+                for name, rows, columns in sizes
+                for tensor in _linear(f"{prefix}.{name}", rows, columns, bias=mixer.bias, optional=True)
+            ]
+        case MlpSpec():
+            return [
+                *_linear(f"{prefix}.up_proj", mixer.width, hidden, bias=mixer.bias),
+                *_linear(f"{prefix}.down_proj", hidden, mixer.width, bias=mixer.bias),
+            ]
+
+
+def _linear(name: str, rows: int, columns: int, *, bias: bool, optional: bool = False) -> list[WeightSpec]:
+    tensors = [WeightSpec(f"{name}.weight", (rows, columns))]
+    if bias:
+        tensors.append(WeightSpec(f"{name}.bias", (rows,), optional=optional))
+    return tensors
+
+
+def canonical_name(name: str) -> str | None:
+    """A checkpoint's name without its prefix; None for tensors of multi-token prediction, which isn't served."""
+    if name.startswith("mtp."):
+        return None
+    for prefix in ("backbone.", "model."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def build(
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    recurrent: KernelBackend,
+    attention: KernelBackend,
+    device: torch.device,
+) -> Model:
+    """A stack of pre-norm residual layers over these weights."""
+    from milepost.models.layers.stack import ResidualStack
+
+    return ResidualStack(spec, weights, recurrent=recurrent, attention=attention, device=device)

@@ -1,0 +1,130 @@
+"""Which family reads which checkpoint: a directory comes in, its `ModelSpec` goes out.
+
+The law kept here: a family's module is imported only when a checkpoint asks for it, and an architecture that no
+family knows is refused by name, together with the names that are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from milepost.errors import ConfigError, UnsupportedModel
+from milepost.models.reader import read_json
+from milepost.models.spec import ModelSpec, WeightSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import Tensor
+
+    from milepost.kernels.protocol import KernelBackend
+    from milepost.models.protocol import Model
+
+
+class FamilyModule(Protocol):
+    """What a family's module offers; `docs/adding-a-model.md` tells how to write one."""
+
+    def parse(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Read a `config.json`. Raises UnsupportedModel naming the fields that can't be served."""
+        ...
+
+    def weights(self, spec: ModelSpec) -> tuple[WeightSpec, ...]:
+        """The tensors that the model needs, by the names that it knows them by."""
+        ...
+
+    def canonical_name(self, name: str) -> str | None:
+        """The model's name for a tensor of a checkpoint; None for one that the model never uses."""
+        ...
+
+    def build(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Tensor],
+        *,
+        recurrent: KernelBackend,
+        attention: KernelBackend,
+        device: torch.device,
+    ) -> Model:
+        """The model over its weights, already in the run's dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family's name, the names in `config.json` that lead to it, and its module."""
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    module: str
+
+    def load(self) -> FamilyModule:
+        """Import the family's module."""
+        return cast(FamilyModule, import_module(self.module))
+
+
+_FAMILIES = (Family("nemotron_h", ("nemotron_h",), ("NemotronHForCausalLM",), "milepost.models.nemotron_h"),)
+
+_OTHER_MODALITIES = ("vision_config", "audio_config", "text_config", "speech_config", "video_config")
+
+
+def families() -> tuple[Family, ...]:
+    """The families that can be served."""
+    return _FAMILIES
+
+
+def family_of(spec: ModelSpec) -> FamilyModule:
+    """The module of a spec's family. Raises UnsupportedModel if there is none."""
+    for family in _FAMILIES:
+        if family.name == spec.family:
+            return family.load()
+    raise UnsupportedModel(f"family={spec.family!r} is unknown (known: {_known()})", field="family")
+
+
+def load_spec(path: Path) -> ModelSpec:
+    """Parse `path`/config.json.
+
+    Raises ConfigError if there is no such file or if it isn't a JSON object, and UnsupportedModel, naming the fields,
+    for an unknown architecture, an unknown key, a quantised or multimodal checkpoint, or a value that can't work.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a directory; give one with config.json and safetensors", field="model")
+    config = read_json(path / "config.json")
+    _refuse_by_key(config)
+    return _find(config).load().parse(config)
+
+
+def _find(config: dict[str, Any]) -> Family:
+    model_type, architectures = config.get("model_type"), config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise UnsupportedModel(f"architectures={architectures!r} is not a list of names", field="architectures")
+    for family in _FAMILIES:
+        if architectures and any(name in family.architectures for name in architectures):
+            return family
+        if not architectures and model_type in family.model_types:
+            return family
+    named = f"architectures={architectures}" if architectures else f"model_type={model_type!r}"
+    raise UnsupportedModel(
+        f"{named} is not supported (supported: {_known()})", field="architectures" if architectures else "model_type"
+    )
+
+
+def _refuse_by_key(config: dict[str, Any]) -> None:
+    quantization = config.get("quantization_config", config.get("compression_config"))
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UnsupportedModel(
+            f"quantization_config (quant_method={method!r}) is not supported; use a checkpoint in float32, bfloat16 or float16",
+            field="quantization_config",
+        )
+    for name in _OTHER_MODALITIES:
+        if config.get(name) is not None:
+            raise UnsupportedModel(f"{name} is not supported: only text models are served", field=name)
+
+
+def _known() -> str:
+    return ", ".join(name for family in _FAMILIES for name in family.architectures)
