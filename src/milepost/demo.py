@@ -115,13 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         _client_library()
-        with serving("clerk") as address:
+        with Console(stderr=True).status("starting the server") as status, serving("clerk") as address:
+            status.update(f"asking {address}")
             client = connect(address)
             answers = [answered for index in range(len(CONVERSATIONS)) for answered in converse(client, index)]
             info = read_info(address)
     except MilepostError as error:
         print(f"milepost demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     faults = faults_of(info)
     if given.json:
         print(json.dumps(_document(answers, info, faults), ensure_ascii=False))

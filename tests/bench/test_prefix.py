@@ -47,7 +47,7 @@ def test_third_run_of_raw_tokens_resumes_where_the_prompts_part(measured: tuple[
 
 
 def test_identical_prompts_compute_their_last_token(measured: tuple[Figures, dict[str, Any]]) -> None:
-    assert measured[0].identical == [Repeat(length, length - 1) for length in SMALL.lengths]
+    assert measured[0].identical == [Repeat(length, length - 1, same_answer=True) for length in SMALL.lengths]
 
 
 def test_a_chat_feeds_nothing_twice(measured: tuple[Figures, dict[str, Any]]) -> None:
@@ -82,7 +82,7 @@ def test_counters_that_disagree_are_a_violation() -> None:
     assert Figures([row], [], []).violations() == []
     assert len(Figures([replace(row, computed_tokens=9)], [], []).violations()) == 1
     assert len(Figures([replace(row, cached_tokens=11, computed_tokens=9)], [], []).violations()) == 1
-    assert len(Figures([], [Repeat(5, 3)], [Turn(1, 9, 3, 0), Turn(2, 9, 3, 4)]).violations()) == 2
+    assert len(Figures([], [Repeat(5, 3, True)], [Turn(1, 9, 3, 0), Turn(2, 9, 3, 4)]).violations()) == 2
 
 
 def test_a_model_that_is_too_short_is_refused_by_name(parent: Path) -> None:
@@ -108,7 +108,7 @@ def test_last_line_is_one_json_document(
         document["rows"][0]
     )
     assert document["rows"][0]["ttft_ratio_to_first"] == 1.0
-    assert document["identical"] == [{"length": 1, "cached_tokens": 0}, {"length": 9, "cached_tokens": 8}]
+    assert [(again["length"], again["cached_tokens"]) for again in document["identical"]] == [(1, 0), (9, 8)]
     assert set(document["chat_turns"][0]) == {"turn", "prompt_tokens", "cached_tokens", "recomputed_earlier_tokens"}
     assert "llama-server 448" in out and "not measured in this run" in out
 
@@ -123,6 +123,15 @@ def test_violations_reach_stderr_and_the_exit_status(
     out, err = capsys.readouterr()
     assert err == "milepost: bench prefix: identical prompt of 5 tokens: cached_tokens=0, expected 4\n"
     assert json.loads(out.splitlines()[-1])["ok"] is False
+
+
+@pytest.mark.slow
+def test_a_second_question_to_the_large_model_costs_a_fraction_of_the_first() -> None:
+    load = Workload(shared=(1300,), lengths=(), turns=0, turn_system=1)
+    figures, _ = prefix.run(EngineConfig(model=str(checkpoint("100m", prefix.CACHE))), load, generated=True)
+    assert figures.violations() == []
+    [second] = [row for row in figures.rows if row.mode == "chat" and row.request == 2]
+    assert second.ttft_ratio_to_first < 0.5  # 67 of 1,367 tokens are computed
 
 
 def test_common() -> None:

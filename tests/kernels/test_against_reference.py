@@ -56,7 +56,7 @@ def test_odd_sizes(sizes: Sizes, dtype: torch.dtype) -> None:
 
 @FLOATS
 def test_longer_than_chunks_and_tiles(dtype: torch.dtype) -> None:
-    # 150 rows pass two chunks of 64; the resumed one also takes the masked path of attention.
+    # 150 rows pass several chunks; the resumed one also takes the masked path of attention.
     sizes = Sizes(heads=1, head_dim=3, state_size=3, groups=1, query_heads=1, kv_heads=1, kv_dim=3)
     for resume in (0.0, 1.0):
         compare(random_run(random.Random(5), [150, 1], resume=resume), sizes, dtype, 5)

@@ -113,9 +113,9 @@ def test_a_backend_asked_for_by_name(name: str) -> None:
 
 
 def test_refused_choices_name_what_is_supported() -> None:
-    with pytest.raises(ValueError, match="'fast' for mamba2 is unknown.*auto, torch, reference"):
+    with pytest.raises(ValueError, match=r"'fast' for mamba2 is unknown.*auto, torch, reference"):
         select("mamba2", "fast", **NEEDS)
-    with pytest.raises(ValueError, match="state dtype int8 is not supported.*float32"):
+    with pytest.raises(ValueError, match=r"state dtype int8 is not supported.*float32"):
         select("mamba2", "torch", **{**NEEDS, "state_dtype": torch.int8})
     with pytest.raises(ValueError, match="device mps"):
         select("mamba2", "auto", **{**NEEDS, "device": torch.device("mps")})

@@ -79,10 +79,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The second time of one prompt."""
+    """The second time of one prompt. `same_answer`: it was answered as before, token for token (greedy)."""
 
     length: int
     cached_tokens: int
+    same_answer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,8 @@ def _rows(mode: Literal["chat", "tokens"], shared: int, served: Sequence[Served]
 
 def _twice(drive: Drive, prompt: tuple[int, ...]) -> Repeat:
     drive.forget()
-    drive.ask(prompt, _ANSWER)
-    return Repeat(len(prompt), drive.ask(prompt, _ANSWER).cached_tokens)
+    first, second = drive.ask(prompt, _ANSWER), drive.ask(prompt, _ANSWER)
+    return Repeat(len(prompt), second.cached_tokens, first.answer == second.answer)
 
 
 def _turns(drive: Drive, writer: Writer, load: Workload, params: SamplingParams) -> list[Turn]:

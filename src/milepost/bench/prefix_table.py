@@ -69,8 +69,12 @@ def render(figures: Figures, about: Mapping[str, Any], console: Console) -> None
 
 def _summary(figures: Figures, console: Console) -> None:
     right = sum(again.cached_tokens == again.length - 1 for again in figures.identical)
+    same = sum(again.same_answer for again in figures.identical)
     lengths = ", ".join(f"{again.length:,}" for again in figures.identical)
-    console.print(f"identical prompts: all but the last token cached at {right} of {len(figures.identical)}: {lengths} tokens")
+    console.print(
+        f"identical prompts ({lengths} tokens): all but the last token cached at {right} of {len(figures.identical)}; "
+        f"{same} answered as the first time"
+    )
     turns = figures.chat_turns
     again = sum(turn.recomputed_earlier_tokens for turn in turns)
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)

@@ -120,7 +120,8 @@ def _choose(operation: Operation, name: str, settings: Settings, head_dim: int, 
             head_dim=head_dim,
         )
     except ValueError as error:
-        raise ConfigError(str(error), field="mamba_backend" if recurrent else "attention_backend") from error
+        field = "mamba_backend" if recurrent else "attention_backend"
+        raise ConfigError(f"{field}={name}: {error}", field=field) from error
 
 
 def costs_of(spec: ModelSpec) -> Costs:

@@ -66,6 +66,7 @@ class Engine:
         self._inbox: deque[_Call] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._closed = False
         self._order = 0
         self._failures = 0
         self._steps = 0
@@ -77,7 +78,7 @@ class Engine:
     def start(self) -> None:
         """Start the engine's thread. Without it, `step` drives the engine by hand."""
         if self._thread is None:
-            self._stopping = False
+            self._stopping = self._closed = False
             self._thread = threading.Thread(target=self._serve, name="milepost-engine", daemon=True)
             self._thread.start()
 
@@ -97,6 +98,8 @@ class Engine:
 
     def submit(self, request: Request, sink: Sink, on_finish: Callable[[Timing], None] | None = None) -> None:
         """Queue a request. Raises RequestError (empty, too long, bad ids) and Overloaded; else the sink gets its deltas."""
+        if self._closed:
+            raise Overloaded("the engine has stopped")
         self._refuse(request)
         client = Client(request, sink, on_finish, arrival=self.clock.now())
         self._call(lambda: self._add(client), wait=False)
@@ -144,26 +147,40 @@ class Engine:
         return not self.scheduler.running and not self.scheduler.waiting
 
     def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not self._inbox and not self._stopping and self.idle:
-                    self._wake.wait()
-                stopping = self._stopping
-            self._drain()
-            if stopping:
-                self._close()
-                return
-            if not self.step() and not self.idle:
-                # Only reachable if a waiting request fits in an empty arena by the check at start, yet was not admitted.
-                self._fail_waiting()
+        try:
+            while self._turn():
+                pass
+        except Exception:  # a bug of ours: no client may be left waiting for an engine that is gone
+            log.exception("the engine's thread ends; its requests end with an error")
+            self._failures = _FAILURES_TO_DIE
+            self._close("error", "the engine stopped on an internal error")
 
-    def _close(self) -> None:
-        """Answer every client and every caller; whoever comes later is served by their own thread."""
+    def _turn(self) -> bool:
+        """Wait for work, do a step. False: the engine is to stop, and everybody was told."""
+        with self._wake:
+            while not self._inbox and not self._stopping and self.idle:
+                self._wake.wait()
+            stopping = self._stopping
+        self._drain()
+        if stopping:
+            self._close("abort", None)
+            return False
+        if not self.step() and not self.idle:
+            # Only reachable if a waiting request fits in an empty arena by the check at start, yet was not admitted.
+            self._fail_waiting()
+        return True
+
+    def _close(self, reason: FinishReason, error: str | None) -> None:
+        """Answer every client and every caller; whoever asks later does so in their own thread."""
         with self._wake:
             self._thread = None
+            self._closed = True
         self._drain()
-        for request_id in list(self._clients):
-            self._abort(request_id)
+        for client in list(self._clients.values()):
+            if reason == "abort":
+                self._finish(client, reason, keep=False)
+            client.tell(reason, self.clock.now(), error=error)
+        self._clients.clear()
 
     def _drain(self) -> None:
         while True:
@@ -229,7 +246,8 @@ class Engine:
             return
         room = self.max_model_len - len(request.prompt)
         most = room if request.params.max_tokens is None else request.params.max_tokens
-        sequence = Sequence(request, self.store.chain(request.salt), self._order, len(request.prompt) + most)
+        rank = request.priority if self.config.scheduling_policy == "priority" else 0
+        sequence = Sequence(request, self.store.chain(request.salt), self._order, len(request.prompt) + most, rank)
         client.begin(sequence, seed=self.config.seed + self._order, eos=self.parts.eos, vocab_size=self.vocab_size)
         self._order += 1
         self._clients[request.id] = client

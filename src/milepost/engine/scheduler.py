@@ -155,7 +155,11 @@ class Scheduler:
             return self._refuse("max_num_seqs")
         if plan.tokens >= self.token_budget:
             return self._refuse("max_num_batched_tokens")
-        match = self.store.match(sequence.tokens, sequence.chain, read=sequence.request.params.prompt_logprobs is None)
+        if self.running and self.store.arena.geometry.state_pages > self.store.available_pages():
+            return self._refuse("kv_cache_memory_bytes")
+        read = sequence.request.params.prompt_logprobs is None
+        match = self.store.match(sequence.tokens, sequence.chain, read=read, again=sequence.refused)
+        sequence.refused = True
         if not self._enter(sequence, match, plan):
             self._retreat(sequence, match)
             if self.running:
@@ -165,6 +169,7 @@ class Scheduler:
             if not self._enter(sequence, match, plan):
                 self._retreat(sequence, match)
                 return self._refuse("kv_cache_memory_bytes")
+        sequence.refused = False
         self._account(sequence, match)
         sequence.computed = match.position
         sequence.spots = self._spots(sequence, match)

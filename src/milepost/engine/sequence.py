@@ -26,6 +26,8 @@ class Sequence:
     """Arrival number: the smaller, the older."""
     limit: int
     """Most tokens, prompt and answer."""
+    rank: int = 0
+    """Goes before age: the request's priority where the policy heeds it, else 0."""
     buffer: Tokens = field(init=False)
     length: int = field(init=False)
     computed: int = 0
@@ -42,6 +44,8 @@ class Sequence:
     recomputed: Counter[str] = field(default_factory=Counter)
     admitted: bool = False
     """True once it was admitted for the first time."""
+    refused: bool = False
+    """True if its last admission found no room."""
 
     def __post_init__(self) -> None:
         prompt = self.request.prompt
@@ -71,8 +75,8 @@ class Sequence:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Order of service: priority, then age."""
-        return self.request.priority, self.order
+        """Order of service: rank, then age."""
+        return self.rank, self.order
 
     @property
     def usage(self) -> Usage:

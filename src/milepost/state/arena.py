@@ -117,8 +117,12 @@ class Arena:
         self._state(handle).tag = tag
 
     def state_page(self, handle: StateHandle) -> int:
-        """First page of a state: the index that kernels take. Raises StaleHandle."""
-        return self._state(handle).page
+        """First page of a state: the index that kernels take. Raises StaleHandle.
+
+        A model without recurrent layers has no pages for it; its index then only tells sequences apart.
+        """
+        page = self._state(handle).page
+        return page if self.geometry.state_pages else handle.unit
 
     # --- blocks ---------------------------------------------------------------------------------------------------
 
@@ -221,6 +225,8 @@ class Arena:
         """Consecutive free pages, from one end; moves units out of the way if the free pages are scattered."""
         if pages > self.free_pages:
             return None
+        if pages == 0:  # a model without recurrent layers: its states are handles without bytes
+            return 0
         starts = np.flatnonzero(self._window(self.owner != FREE, pages) == 0)
         if not starts.size:
             return self._compact(pages)

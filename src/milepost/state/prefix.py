@@ -84,7 +84,6 @@ class PrefixTree:
 
     def walk(self, tokens: Tokens) -> Walk:
         """Follow tokens as far as they agree."""
-        self.clock += 1
         path: list[Node] = []
         node, position, held = self.root, 0, 0
         while position < len(tokens):

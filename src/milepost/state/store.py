@@ -75,14 +75,16 @@ class StateStore:
         """A new fingerprint chain for one sequence of one tenant."""
         return Chain(root_of(self._identity, self.layout.digest, salt))
 
-    def match(self, tokens: Tokens, chain: Chain, *, read: bool = True) -> Match:
+    def match(self, tokens: Tokens, chain: Chain, *, read: bool = True, again: bool = False) -> Match:
         """The longest prefix, short of the last token, for which KV and a verified checkpoint exist; pinned.
 
         read False (prompt logprobs wanted): only learns what is shared, restores nothing.
+        again: the same request asked before and found no room; that doesn't age the others.
         """
         tree = self._tree(chain)
         if not self.caching:
             return Match(tree)
+        tree.clock += not again
         walk = tree.walk(tokens)
         present = frozenset(node.end for node in walk.path if node.checkpoint is not None)
         found = Match(tree, shared=walk.shared, held=walk.held, present=present)
@@ -205,7 +207,8 @@ class StateStore:
             return False
         self._standing[handle] = (tree, node)
         self.counts.captures[reason] += 1
-        tree.forget(MOST_GHOST_TOKENS)
+        if sum(each.ghost_tokens for each in self.trees.values()) > MOST_GHOST_TOKENS:
+            self._forget(MOST_GHOST_TOKENS // 2)
         return True
 
     def clear(self) -> None:
@@ -213,12 +216,17 @@ class StateStore:
         for tree, node in list(self._standing.values()):
             if not node.pins:
                 self._drop(tree, node)
-        for tree in self.trees.values():
-            tree.forget(0)
+        self._forget(0)
 
     def checkpoints(self) -> list[tuple[PrefixTree, Node]]:
         """Every checkpoint that stands, with its tree."""
         return list(self._standing.values())
+
+    def _forget(self, most_ghost_tokens: int) -> None:
+        """Each tenant keeps an equal share of the ghosts; tenants of whom nothing is left are dropped."""
+        for tree in self.trees.values():
+            tree.forget(most_ghost_tokens // len(self.trees))
+        self.trees = {root: tree for root, tree in self.trees.items() if tree.root.children}
 
     # --- giving way -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from milepost.kernels.torchkit.scan import accumulation_dtype
 from milepost.kernels.torchkit.step import Singles, Stretch, TorchStep
 
-_TILE = 128 * 1024
+_TILE = 256 * 1024
 """Numbers that are convolved at a time, so that they stay in cache between the passes."""
 
 

@@ -21,8 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x [T, channels] in any float dtype; weight [channels]. Returns [T, channels] in weight's dtype.
     """
     wide = x.to(accumulation_dtype(weight.dtype))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).mul_(weight).to(weight.dtype)
+    return (wide * _scale(wide, eps)).mul_(weight).to(weight.dtype)
 
 
 def gated_group_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
@@ -33,5 +32,11 @@ def gated_group_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: 
     wide = accumulation_dtype(weight.dtype)
     gated = functional.silu(gate.to(wide)).mul_(y)
     blocks = gated.view(gated.shape[0], groups, -1)
-    blocks.mul_(torch.rsqrt(blocks.square().mean(-1, keepdim=True).add_(eps)))
+    blocks.mul_(_scale(blocks, eps))
     return gated.to(weight.dtype).mul_(weight)
+
+
+def _scale(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, [..., 1]; one pass over x, no array of squares."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()

@@ -1,0 +1,75 @@
+"""The tree's own law: imports go down the list only, and policy never sees torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "milepost"
+ORDER = ["cli", "server", "text", "engine", "state", "models", "kernels"]
+ANYWHERE = {"errors", "config", "request", "clock", "embedded", "__init__"}
+WITHOUT_TORCH = [
+    "milepost.engine.scheduler",
+    "milepost.engine.settings",
+    "milepost.state.prefix",
+    "milepost.state.store",
+    "milepost.state.placement",
+    "milepost.state.retention",
+    "milepost.state.layout",
+    "milepost.plan.sizes",
+    "milepost.models.nemotron_h",
+    "milepost.text.tokenizer",
+]
+
+
+def _imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _ours(file: Path) -> set[str]:
+    """Top-level names of this package that a file imports."""
+    return {name.split(".")[1] for name in _imports(file) if name.startswith("milepost.")}
+
+
+@pytest.mark.parametrize("package", ORDER[1:])
+def test_imports_go_down_only(package: str) -> None:
+    allowed = {"server": {"text", "engine"}, "text": set()}.get(package, set(ORDER[ORDER.index(package) :])) | {package}
+    for file in (SOURCE / package).rglob("*.py"):
+        above = _ours(file) - allowed - ANYWHERE - {"__version__"}
+        assert not above, f"{file.relative_to(SOURCE)} imports {above}"
+
+
+def test_kernels_import_nothing_of_ours() -> None:
+    for file in (SOURCE / "kernels").rglob("*.py"):
+        assert _ours(file) <= {"kernels"}, file
+
+
+def test_policy_and_planning_run_without_torch() -> None:
+    """In a fresh interpreter: importing them loads no torch, so a simulator need not have it."""
+    code = f"import sys\nfor name in {WITHOUT_TORCH!r}:\n    __import__(name)\nprint('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_the_runtime_never_imports_transformers() -> None:
+    for file in SOURCE.rglob("*.py"):
+        assert not any(name.split(".")[0] == "transformers" for name in _imports(file)), file
+
+
+def test_no_file_is_too_long() -> None:
+    """A budget that hurts a little: 400 lines a file, 300 for the scheduler and the prefix tree, 12,000 in all."""
+    lines = {file: len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    assert max(lines.values()) <= 400, max(lines, key=lambda file: lines[file])
+    assert lines[SOURCE / "engine" / "scheduler.py"] <= 300
+    assert lines[SOURCE / "state" / "prefix.py"] <= 300
+    assert sum(lines.values()) < 12_000

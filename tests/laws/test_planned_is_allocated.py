@@ -1,0 +1,151 @@
+"""Law 9: what is planned is what is allocated. Sizes against the golden file, against the pools' tensors, against admission."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost.cli.doctor import doctor
+from milepost.config import EngineConfig
+from milepost.engine.settings import settle
+from milepost.errors import ConfigError
+from milepost.models.registry import load_spec
+from milepost.plan.sizes import fits, sizes_of
+from milepost.state.geometry import geometry_of
+from milepost.state.layout import StateDTypes, layout_of
+from milepost.state.pools import Pools
+from tests.checkpoints import make_nemotron_h
+from tests.fakes import answer_of, harness
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "sizes.json"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def _published(config: dict[str, Any]) -> dict[str, Any]:
+    """A golden entry in the dialect that the family publishes."""
+    return {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": config["pattern"],
+        "num_hidden_layers": config["num_layers"],
+        "hidden_size": config["hidden_size"],
+        "mamba_num_heads": config["mamba_num_heads"],
+        "mamba_head_dim": config["mamba_head_dim"],
+        "ssm_state_size": config["ssm_state_size"],
+        "n_groups": config["n_groups"],
+        "conv_kernel": config["conv_kernel"],
+        "use_conv_bias": config["conv_bias"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_key_value_heads": config["num_key_value_heads"],
+        "attention_head_dim": config["head_dim"],
+        "intermediate_size": config["intermediate_size"],
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _dense_nemotrons() -> dict[str, Any]:
+    if not GOLDEN.exists():
+        return {}
+    models = json.loads(GOLDEN.read_text())["models"]
+    return {
+        name: model
+        for name, model in models.items()
+        if model["config"].get("arch") == "nemotron_h" and "E" not in model["config"]["pattern"]
+    }
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden sizes are not part of a clone")
+def test_doctor_equals_the_golden_sizes(tmp_path: Path) -> None:
+    """34, 37 (public kinds): a shape computed in two places that disagree; every layer counted as attention."""
+    models = _dense_nemotrons()
+    assert len(models) >= 4
+    for name, model in models.items():
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(_published(model["config"])))
+        found, expect = doctor(EngineConfig(model=str(directory / "config.json"))).to_json(), model["expect"]
+        assert found["attention_layers"] == expect["attention_layers"], name
+        assert found["recurrent_layers"] == expect["recurrent_layers"], name
+        assert found["state_bytes_per_layer"] == expect["state_bytes_per_layer_fp32_bf16"], name
+        assert found["state_bytes_per_sequence"] == expect["state_bytes_per_sequence_ssm_fp32_conv_bf16"], name
+        assert found["kv_bytes_per_token"] == expect["kv_bytes_per_token_bf16"], name
+        assert found["kv_bytes_per_token_per_layer"] == expect["kv_bytes_per_token_per_layer_bf16"], name
+
+
+def test_nemotron_h_8b_without_the_golden_file(tmp_path: Path) -> None:
+    """24 layers of [128, 64, 128] fp32 and [10240, 3] bf16; 4 of 2 x 8 x 128 bf16 a token."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["NemotronHForCausalLM"],
+                "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )
+    found = doctor(EngineConfig(model=str(tmp_path / "config.json"))).to_json()
+    assert found["state_bytes_per_sequence"] == 24 * (128 * 64 * 128 * 4 + 10240 * 3 * 2)
+    assert found["kv_bytes_per_token"] == 4 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize("overrides", [{}, {"hybrid_override_pattern": "M-M", "ssm_state_size": 24}, {"n_groups": 1}])
+def test_bytes_equal_the_sum_of_the_pools_tensors_for_every_dtype(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    spec = load_spec(make_nemotron_h(tmp_path / "m", **overrides))
+    for kv, window, recurrent in product(DTYPES, DTYPES, DTYPES):
+        config = EngineConfig(kv_cache_dtype=kv, mamba_cache_dtype=window, mamba_ssm_cache_dtype=recurrent)  # type: ignore[arg-type]
+        settings = settle(config, spec)
+        sizes = sizes_of(spec, settings)
+        pools = Pools(settings.layout, geometry_of(settings.layout, 2**20), len(spec.layers))
+        one_state = sum(pool[0].nbytes for layer in pools.memory for pool in layer.states.values())
+        one_block = sum(layer.kv[0].nbytes for layer in pools.memory if layer.kv is not None)
+        assert one_state == sizes.state_bytes_per_sequence
+        assert one_block == sizes.kv_bytes_per_token * config.block_size
+        assert pools.allocated_bytes == pools.geometry.pages * pools.geometry.page_bytes
+        assert sizes.window_bytes_per_sequence + sizes.recurrent_bytes_per_sequence == one_state
+
+
+@pytest.mark.parametrize("name", ["lfm2-like", "nemotron-like", "falcon-like"])
+def test_rounding_to_pages_wastes_at_most_one_percent(name: str) -> None:
+    """States from 40 KB to 300 MB beside 16-token blocks."""
+    from tests.fakes import fake_spec
+
+    shape = {"lfm2-like": (8, 40), "nemotron-like": (512, 400), "falcon-like": (1024, 30_000)}[name]
+    spec = fake_spec(head_dim=shape[0], state_size=shape[1])
+    layout = layout_of(spec, StateDTypes("bfloat16", "bfloat16", "float32"), 16)
+    geometry = geometry_of(layout, 2**32)
+    for bytes_, pages in ((layout.state_bytes, geometry.state_pages), (layout.block_bytes, geometry.block_pages)):
+        assert bytes_ <= pages * geometry.page_bytes <= bytes_ * 1.0101 + 8
+
+
+def test_as_many_sequences_run_as_doctor_says() -> None:
+    """35 (public kind): concurrency is low and no one can see which limit bound it."""
+    h = harness(pages=600, max_num_seqs=32, max_num_batched_tokens=4096)
+    longest = max(fit.context for fit in fits(h.engine.parts.settings, 32))
+    said = next(fit for fit in fits(h.engine.parts.settings, 32) if fit.context == longest)
+    assert said.bound_by == "kv_cache_memory_bytes"
+    for number in range(said.sequences + 3):
+        h.submit(f"r{number}", [number] * (longest - 2), 2)
+    h.engine.step()
+    assert len(h.engine.scheduler.running) == said.sequences
+    assert h.engine.stats().bound_by == {"kv_cache_memory_bytes": 1}
+    h.finish()
+    assert h.got["r1"] == answer_of([1] * (longest - 2), 2)
+
+
+def test_a_budget_too_small_for_one_sequence_is_refused_before_weights_with_the_bytes_needed(tmp_path: Path) -> None:
+    """33 (public kind): limits are found only after the weights have loaded."""
+    path = make_nemotron_h(tmp_path / "m")
+    (path / "model.safetensors").unlink()  # whoever reads a weight fails otherwise
+    from milepost.engine.loop import Engine
+
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_bytes=100000 .* needs \d+ bytes") as refused:
+        Engine(EngineConfig(model=str(path), kv_cache_memory_bytes=100_000, max_model_len=4096))
+    assert refused.value.field == "kv_cache_memory_bytes"
+    needed = int(str(refused.value).split("it needs ")[1].split()[0])
+    settle(EngineConfig(kv_cache_memory_bytes=needed, max_model_len=4096), load_spec(path))
+    with pytest.raises(ConfigError):
+        settle(EngineConfig(kv_cache_memory_bytes=needed - 1, max_model_len=4096), load_spec(path))
