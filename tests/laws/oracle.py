@@ -38,7 +38,9 @@ def states_at(memory: Memory, page: int) -> States:
 def worst_error(found: States, wanted: States) -> float:
     """Largest difference relative to the component's largest number, over all components."""
     assert found.keys() == wanted.keys()
-    return max(float((found[k] - wanted[k]).abs().max() / wanted[k].abs().max().clamp(min=1e-30)) for k in wanted)
+    return max(
+        (float((found[k] - wanted[k]).abs().max() / wanted[k].abs().max().clamp(min=1e-30)) for k in wanted), default=0.0
+    )
 
 
 @dataclass
@@ -80,12 +82,13 @@ class Oracle:
         geometry, count = pools.geometry, len(tokens)
         first = (count + 1) * geometry.state_pages
         blocks = tuple(first + index * geometry.block_pages for index in range(pools.layout.blocks_for(count)))
-        captures = tuple(Capture(0, offset, offset * geometry.state_pages) for offset in range(1, count + 1))
+        stride = geometry.state_pages or 1  # without recurrent layers, indices only tell states apart
+        captures = tuple(Capture(0, offset, offset * stride) for offset in range(1, count + 1))
         run = Run((0, count), (0,), (0,), (True,), (blocks,), pools.layout.block_size, captures)
         with torch.inference_mode():
             logits = model.forward(torch.tensor(tokens), model.prepare(run), pools.memory, torch.arange(count))
         for offset in range(1, count + 1):
-            self._known[tokens[:offset]] = states_at(pools.memory, offset * geometry.state_pages), logits[offset - 1].clone()
+            self._known[tokens[:offset]] = states_at(pools.memory, offset * stride), logits[offset - 1].clone()
 
 
 class Bench:
