@@ -29,7 +29,9 @@ class EngineConfig:
     tokenizer: str | None = setting(None, "directory with tokenizer.json, if it isn't the model's")
     chat_template: str | None = setting(None, "file with a jinja2 chat template to use instead of the model's")
     served_model_name: str | None = setting(None, "name that clients use; default: the directory's name")
-    dtype: DTypeSetting = setting("auto", "dtype of weights and activations; auto: as stored, float32 where the CPU has no fast bf16")
+    dtype: DTypeSetting = setting(
+        "auto", "dtype of weights and activations; auto: as stored, float32 where the CPU has no fast bf16"
+    )
     seed: int = setting(0, "seed for requests that bring none")
     max_model_len: int | None = setting(None, "longest sequence, prompt and answer; default: the model's limit", size="count")
     max_num_seqs: int = setting(16, "most sequences that run at once; one live slot each")

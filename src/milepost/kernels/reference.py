@@ -27,9 +27,9 @@ class ReferenceBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any size, any float dtype, any device; slow."""
+        """Any size, any float dtype; slow."""
         floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-        return Capabilities("reference", ("cpu", "cuda"), floats, floats, notes=("token by token: for tests only",))
+        return Capabilities("reference", ("cpu",), floats, floats, notes=("token by token: for tests only",))
 
     def prepare(self, run: Run, device: torch.device) -> ReferenceStep:
         """Check the run. Raises ValueError if it contradicts itself."""

@@ -1,4 +1,4 @@
-"""The backend in plain torch operations: any device, any size, no compiler.
+"""The backend in plain torch operations: any size, no compiler.
 
 The law kept here: it agrees with `reference`, states and captures included, on lengths that are no multiple of
 anything. What comes in is checked; what goes out is computed by `torchkit`, one file for each operation.
@@ -31,9 +31,9 @@ class TorchBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any size; pools and activations in any float dtype."""
+        """Any size; pools and activations in any float dtype. Declared for the CPU, where it is tested."""
         floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-        return Capabilities("torch", ("cpu", "cuda"), floats, floats, notes=("plain torch operations",))
+        return Capabilities("torch", ("cpu",), floats, floats, notes=("plain torch operations",))
 
     def prepare(self, run: Run, device: torch.device) -> TorchStep:
         """Lay out a run once per step. Raises ValueError if it contradicts itself."""
