@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -25,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from milepost.config import EngineConfig
 from milepost.embedded import resolve_model
 from milepost.errors import ConfigError, MilepostError, Overloaded, RequestError
+from milepost.models.registry import load_spec
 from milepost.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
 from milepost.text import Prompt, Text
 
@@ -171,7 +171,7 @@ class LLM:
 def start(config: EngineConfig, *, show: bool) -> tuple[Engine, Text]:
     """Load and start an engine with its text; a bar shows how far loading is."""
     path = resolve_model(config.model)
-    text = Text.load(path, config)  # cheap: what is wrong with it is said before weights load
+    text = Text.load(path, config, vocab_size=load_spec(path).vocab_size)  # cheap, so refused before weights load
     from milepost.engine.loop import Engine as Loop  # imports torch
 
     with Progress(
@@ -180,7 +180,6 @@ def start(config: EngineConfig, *, show: bool) -> tuple[Engine, Text]:
     ) as bar:  # fmt: skip
         task = bar.add_task("loading", total=None)
         engine = Loop(config, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    text.tokenizer.check_size(engine.vocab_size, Path(config.tokenizer or path) / "tokenizer.json")
     engine.start()
     return engine, text
 

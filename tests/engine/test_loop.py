@@ -159,6 +159,28 @@ def test_a_model_without_kv_or_without_a_state_runs(tmp_path: Path, pattern: str
     assert pools.free_bytes == pools.budget_bytes
 
 
+def test_stats_do_not_wait_for_a_long_step() -> None:
+    h = harness()
+    h.run("before", [1, 2, 3], 4)
+    running, go_on = threading.Event(), threading.Event()
+    forward = h.model.forward
+
+    def slow(*arguments: object) -> object:
+        running.set()
+        go_on.wait(30)
+        return forward(*arguments)  # type: ignore[arg-type]
+
+    h.model.forward = slow  # type: ignore[method-assign,assignment]
+    h.engine.start()
+    h.engine.submit(Request("long", (4, 5), SamplingParams(max_tokens=1)), lambda delta: None)
+    assert running.wait(10)
+    assert h.engine.stats().generation_tokens in (0, 4), "what held before the step"
+    assert not go_on.is_set()
+    go_on.set()
+    h.engine.stop()
+    assert h.engine.stats().generation_tokens == 5
+
+
 def test_a_sink_that_raises_hurts_nobody_else() -> None:
     h = harness()
 

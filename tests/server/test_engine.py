@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -111,4 +112,50 @@ def test_many_at_once(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 36
     assert all(choice["finish_reason"] == "length" for choice in answer["choices"])
+    settled(http)
+
+
+def test_streams_of_eight_openai_clients_at_once_say_what_each_says_alone(http: httpx.Client) -> None:
+    """29 (public kind): as many requests as slots and more. Here 8 and then 9 streams on 4 slots, through the real client."""
+    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def stream(number: int) -> tuple[str, int]:
+        chunks = client.chat.completions.create(
+            model="clerk",
+            messages=[SYSTEM, {"role": "user", "content": f"number {number}"}],  # type: ignore[list-item]
+            temperature=0,
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        text, tokens = "", 0
+        for chunk in chunks:
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+        return text, tokens
+
+    alone = {number: stream(number) for number in range(9)}
+    for count in (8, 4 + 5):
+        http.post("/reset_prefix_cache")
+        with ThreadPoolExecutor(count) as pool:
+            assert dict(enumerate(pool.map(stream, range(count)))) == {number: alone[number] for number in range(count)}
+        settled(http)
+    assert all(tokens == 8 for _, tokens in alone.values())
+
+
+def test_clients_that_leave_in_the_middle_of_their_streams_leave_no_slot_behind(http: httpx.Client) -> None:
+    """30 (public kind): slots leak on disconnect."""
+    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+    before = http.get("/server_info").json()["stats"]["finished"].get("abort", 0)
+    streams = [
+        client.completions.create(
+            model="clerk", prompt=f"{number} and on", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+        )
+        for number in range(6)  # four run, two wait
+    ]
+    next(iter(streams[0]))
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: http.get("/server_info").json()["stats"]["finished"].get("abort", 0) == before + 6, 30)
     settled(http)

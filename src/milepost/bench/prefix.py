@@ -267,7 +267,7 @@ def _config(given: argparse.Namespace) -> tuple[EngineConfig, bool]:
     """The engine's settings, and whether the checkpoint is generated: it is unless a model was named."""
     config = getattr(given, "config", None) or EngineConfig()
     model = getattr(given, "model", None)
-    if model is not None and model != EngineConfig.model:
+    if model is not None:
         return replace(config, model=str(model)), False
     size: Size = getattr(given, "size", None) or "100m"
     parent = getattr(given, "model_dir", None) or CACHE

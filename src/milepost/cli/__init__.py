@@ -64,17 +64,19 @@ def parser() -> argparse.ArgumentParser:
 
     bench = verb("bench", "measure", verbs.bench)
     bench.add_argument("what", choices=["prefix"], help="prefix: what reuse of long shared prompts saves")
-    _add_model(bench, optional=True)
+    _add_model(bench, optional=True, default=None)
     bench.add_argument("--size", choices=["tiny", "100m"], help="of the generated checkpoint, where no MODEL is named")
     bench.add_argument("--model-dir", metavar="DIR", help="where the generated checkpoint is kept")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     return root
 
 
-def _add_model(verb: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def _add_model(
+    verb: argparse.ArgumentParser, *, optional: bool = False, default: str | None = EngineConfig.model
+) -> None:
     help = "directory of a checkpoint in Hugging Face layout, or `clerk` for the embedded model"
     if optional:
-        verb.add_argument("model", metavar="MODEL", nargs="?", default=EngineConfig.model, help=help)
+        verb.add_argument("model", metavar="MODEL", nargs="?", default=default, help=help)
     else:
         verb.add_argument("model", metavar="MODEL", help=help)
     add_settings(verb, EngineConfig, title="engine", skip=("model",))

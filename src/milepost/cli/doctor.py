@@ -82,7 +82,7 @@ class DoctorReport:
             console.print(f"note: {note}", highlight=False)
         for refusal in self.refusals:
             console.print(f"[red]would not start:[/red] {refusal}", highlight=False)
-        if not self.refusals:
+        if not self.refusals and not self.notes:
             console.print("[green]would start[/green]")
 
 

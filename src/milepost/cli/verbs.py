@@ -115,12 +115,15 @@ def doctor(arguments: argparse.Namespace) -> int:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         report.render(Console())
-    return 0
+    return 1 if report.refusals else 0
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """`milepost bench`; the bench reads `config` (an EngineConfig) and `json` from its arguments."""
+    """`milepost bench`; the bench reads `config` (an EngineConfig), `model` (None: it makes one) and `json`."""
+    named = arguments.model
+    arguments.model = named or EngineConfig.model
     arguments.config = read_settings(EngineConfig, arguments)
+    arguments.model = named
     from milepost.bench import prefix
 
     return int(prefix.main(arguments) or 0)

@@ -31,6 +31,8 @@ from milepost.state.audit import Finding, check
 T = TypeVar("T")
 Sink = Callable[[Delta], None]
 log = logging.getLogger("milepost.engine")
+_STATS_SECONDS = 0.5
+"""How long a scrape waits for the step that is under way; a long prompt on a small machine takes seconds."""
 _FAILURES_TO_DIE = 3
 """Steps in a row that may fail before the engine calls itself unhealthy."""
 
@@ -72,6 +74,7 @@ class Engine:
         self._steps = 0
         self._generated = 0
         self._finished: Counter[str] = Counter()
+        self._latest = self._stats()
 
     # --- from any thread --------------------------------------------------------------------------------------------
 
@@ -117,8 +120,11 @@ class Engine:
         self._call(self.store.clear)
 
     def stats(self) -> Stats:
-        """Totals since the start, and what holds now."""
-        return self._call(self._stats)
+        """Totals since the start, and what holds now; what held after the last step if this one takes long."""
+        try:
+            return self._call(self._stats, patience=_STATS_SECONDS)
+        except TimeoutError:
+            return self._latest
 
     # --- the engine's thread ------------------------------------------------------------------------------------------
 
@@ -168,6 +174,7 @@ class Engine:
         if not self.step() and not self.idle:
             # Only reachable if a waiting request fits in an empty arena by the check at start, yet was not admitted.
             self._fail_waiting()
+        self._latest = self._stats()
         return True
 
     def _close(self, reason: FinishReason, error: str | None) -> None:
@@ -193,8 +200,11 @@ class Engine:
             except Exception as error:
                 call.answer.set_exception(error)
 
-    def _call(self, action: Callable[[], T], *, wait: bool = True) -> T:
-        """Run something between two steps; at once if the engine is driven by hand, or asked from its own thread."""
+    def _call(self, action: Callable[[], T], *, wait: bool = True, patience: float | None = None) -> T:
+        """Run something between two steps; at once if the engine is driven by hand, or asked from its own thread.
+
+        Raises TimeoutError after `patience` seconds; it is run all the same.
+        """
         call = _Call(action, Future())
         with self._wake:
             thread = self._thread
@@ -204,7 +214,7 @@ class Engine:
                 self._wake.notify()
         if not served:
             return action()
-        result: T = call.answer.result() if wait else None  # type: ignore[assignment]
+        result: T = call.answer.result(patience) if wait else None  # type: ignore[assignment]
         return result
 
     def _refuse(self, request: Request) -> None:
