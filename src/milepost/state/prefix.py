@@ -168,12 +168,11 @@ class PrefixTree:
             stack.extend(node.children.values())
 
     def own_blocks(self, node: Node) -> int:
-        """Blocks that removing this node's checkpoint would free, as far as no running sequence holds them."""
-        count, step = 0, node
-        while step is not self.root and step.below == 1:
-            count += sum(self.arena.block_holders(handle) == (0, 1) for handle in step.blocks.values())
-            if step.parent is None:
-                break
+        """Blocks that the tree holds for this node's checkpoint alone: those of its path up to the next one's."""
+        count = 0
+        step: Node | None = node
+        while step is not None and step.below == 1:
+            count += len(step.blocks)
             step = step.parent
         return count
 
