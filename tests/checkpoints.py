@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from milepost.models.nemotron_h import parse, weights
-from milepost.models.spec import DTYPE_BYTES, WeightSpec
+from milepost.models.registry import family_of, load_spec
+from milepost.models.spec import DTYPE_BYTES, ModelSpec, WeightSpec
 
 TINY: dict[str, Any] = {
     "architectures": ["NemotronHForCausalLM"],
@@ -60,14 +61,27 @@ def make_nemotron_h(path: Path, *, seed: int = 0, prefix: str = "backbone.", **o
     return path
 
 
+def make_checkpoint(path: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """Write a random checkpoint of whatever family a config asks for, without prefixes in its tensors' names."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    spec = load_spec(path)
+    save_file(_tensors(spec, family_of(spec).weights(spec), seed, prefix=""), path / "model.safetensors", {"format": "pt"})
+    return path
+
+
 def nemotron_h_tensors(config: dict[str, Any], *, seed: int = 0, prefix: str = "backbone.") -> dict[str, Tensor]:
     """Random tensors for a config, by the names of a checkpoint; the optional ones are left out."""
     spec = parse(config)
+    return _tensors(spec, weights(spec), seed, prefix)
+
+
+def _tensors(spec: ModelSpec, wanted: tuple[WeightSpec, ...], seed: int, prefix: str) -> dict[str, Tensor]:
     assert spec.dtype in DTYPE_BYTES
     dtype = getattr(torch, spec.dtype)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for weight in weights(spec):
+    for weight in wanted:
         if weight.optional:
             continue
         name = weight.name if weight.name.startswith("lm_head") else prefix + weight.name
@@ -101,5 +115,7 @@ def _random(weight: WeightSpec, generator: torch.Generator, depth: int) -> Tenso
             return normal(1.0 / math.sqrt(weight.shape[1] * depth) * 1.5)
         case [_, "bias"]:
             return normal(0.2)
+        case _ if len(weight.shape) == 1:  # norms by other names
+            return uniform(0.5, 1.5)
         case _:
             return normal(1.0 / math.sqrt(weight.shape[-1]))

@@ -16,10 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from milepost.models.mixers import (
+    DTYPES,
+    attention_weights,
+    mamba2_weights,
+    mlp_weights,
+    read_token_ids,
+    refuse_variants,
+)
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
     AttentionSpec,
-    DType,
     LayerSpec,
     Mamba2Spec,
     MixerSpec,
@@ -75,17 +82,6 @@ _LAYER_TYPES = {
     "mlp": "mlp",
     "moe": "moe",
 }
-_DTYPES: dict[str, DType] = {
-    "float64": "float64",
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "torch.float32": "float32",
-    "torch.bfloat16": "bfloat16",
-    "torch.float16": "float16",
-}
-
-
 def parse(config: Mapping[str, Any]) -> ModelSpec:
     """Read a `config.json` of Nemotron-H. Raises UnsupportedModel naming every field that can't be served."""
     read = ConfigReader(config, family="nemotron_h", aliases=_ALIASES)
@@ -106,10 +102,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=eps,
         tie_embeddings=read.flag("tie_word_embeddings", False),
         max_position_embeddings=read.integer("max_position_embeddings", 4096),
-        dtype=_DTYPES[read.choice("dtype", "float32", _DTYPES)],
-        recurrent_dtype=_DTYPES[read.choice("mamba_ssm_cache_dtype", "float32", _DTYPES)],
-        eos_token_ids=_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(_token_ids(read, "bos_token_id")), None),
+        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
+        recurrent_dtype=DTYPES[read.choice("mamba_ssm_cache_dtype", "float32", DTYPES)],
+        eos_token_ids=read_token_ids(read, "eos_token_id"),
+        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
         residual_in_fp32=read.flag("residual_in_fp32", False),
     )
     _refuse_variants(read)
@@ -191,22 +187,9 @@ def _mlp(read: ConfigReader) -> MlpSpec:
     return MlpSpec(read.integer("intermediate_size", 21504), bias=read.flag("mlp_bias", False), activation="relu2")
 
 
-def _token_ids(read: ConfigReader, name: str) -> tuple[int, ...]:
-    value = read.raw(name)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
-        read.complain(name, f"{name}={value!r} is not a token id or a list of them")
-        return ()
-    return tuple(ids)
-
-
 def _refuse_variants(read: ConfigReader) -> None:
-    read.unless("sliding_window", lambda value: False, "attention here is over all tokens; it must be null")
+    refuse_variants(read)
     read.unless("num_nextn_predict_layers", lambda value: value == 0, "multi-token prediction isn't served yet")
-    read.unless("is_encoder_decoder", lambda value: value is False, "only decoders are served")
-    read.unless("add_cross_attention", lambda value: value is False, "only decoders are served")
-    read.unless("pruned_heads", lambda value: value == {}, "heads can't be pruned at load time")
-    read.unless("per_layer_config", lambda value: value == {}, "layers can't differ in size")
     read.unless("rope_scaling", lambda value: False, "this family has no rotary embedding")
     read.unless("rope_parameters", lambda value: False, "this family has no rotary embedding")
 
@@ -231,38 +214,12 @@ def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
 def _mixer_weights(prefix: str, mixer: MixerSpec, hidden: int) -> list[WeightSpec]:
     match mixer:
         case Mamba2Spec():
-            width = mixer.inner + mixer.conv_channels + mixer.heads
-            tensors = [
-                WeightSpec(f"{prefix}.conv1d.weight", (mixer.conv_channels, 1, mixer.conv_kernel)),
-                WeightSpec(f"{prefix}.norm.weight", (mixer.inner,)),
-                *(WeightSpec(f"{prefix}.{name}", (mixer.heads,), True) for name in ("A_log", "D", "dt_bias")),
-                *_linear(f"{prefix}.in_proj", width, hidden, bias=mixer.proj_bias),
-                *_linear(f"{prefix}.out_proj", hidden, mixer.inner, bias=mixer.proj_bias),
-            ]
-            if mixer.conv_bias:
-                tensors.append(WeightSpec(f"{prefix}.conv1d.bias", (mixer.conv_channels,)))
-            return tensors
+            return mamba2_weights(prefix, mixer, hidden)
         case AttentionSpec():
             # transformers' code has no bias here whatever the config says, NVIDIA's has: the checkpoint decides.
-            q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-            sizes = (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q))
-            return [
-                tensor
-                for name, rows, columns in sizes
-                for tensor in _linear(f"{prefix}.{name}", rows, columns, bias=mixer.bias, optional=True)
-            ]
+            return attention_weights(prefix, mixer, hidden, optional_bias=True)
         case MlpSpec():
-            return [
-                *_linear(f"{prefix}.up_proj", mixer.width, hidden, bias=mixer.bias),
-                *_linear(f"{prefix}.down_proj", hidden, mixer.width, bias=mixer.bias),
-            ]
-
-
-def _linear(name: str, rows: int, columns: int, *, bias: bool, optional: bool = False) -> list[WeightSpec]:
-    tensors = [WeightSpec(f"{name}.weight", (rows, columns))]
-    if bias:
-        tensors.append(WeightSpec(f"{name}.bias", (rows,), optional=optional))
-    return tensors
+            return mlp_weights(prefix, mixer, hidden)
 
 
 def canonical_name(name: str) -> str | None:
@@ -283,7 +240,11 @@ def build(
     attention: KernelBackend,
     device: torch.device,
 ) -> Model:
-    """A stack of pre-norm residual layers over these weights."""
-    from milepost.models.layers.stack import ResidualStack
+    """A stack of pre-norm residual layers over these weights, one mixer a layer."""
+    from milepost.models.layers.stack import Stack, mixer_of
 
-    return ResidualStack(spec, weights, recurrent=recurrent, attention=attention, device=device)
+    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device)
+    for layer in spec.layers:
+        prefix = f"layers.{layer.index}"
+        stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))
+    return stack

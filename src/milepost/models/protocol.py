@@ -38,6 +38,8 @@ class ModelStep:
     run: Run
     recurrent: Step
     attention: Step
+    positions: Tensor
+    """Absolute position of each row, [T] int64."""
 
 
 class Model(Protocol):

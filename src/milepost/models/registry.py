@@ -67,7 +67,14 @@ class Family:
         return cast(FamilyModule, import_module(self.module))
 
 
-_FAMILIES = (Family("nemotron_h", ("nemotron_h",), ("NemotronHForCausalLM",), "milepost.models.nemotron_h"),)
+_FAMILIES = (
+    Family("nemotron_h", ("nemotron_h",), ("NemotronHForCausalLM",), "milepost.models.nemotron_h"),
+    Family("mamba2", ("mamba2",), ("Mamba2ForCausalLM",), "milepost.models.mamba2"),
+    Family("bamba", ("bamba",), ("BambaForCausalLM",), "milepost.models.bamba"),
+    Family(
+        "granitemoehybrid", ("granitemoehybrid",), ("GraniteMoeHybridForCausalLM",), "milepost.models.granitemoehybrid"
+    ),
+)
 
 _OTHER_MODALITIES = ("vision_config", "audio_config", "text_config", "speech_config", "video_config")
 

@@ -76,6 +76,14 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """Rotary position embedding (arXiv 2104.09864) over the first `dim` channels of a head, halves paired."""
+
+    dim: int
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Softmax attention with grouped heads. `rotary` None: no position embedding (Nemotron-H)."""
 
@@ -84,6 +92,7 @@ class AttentionSpec:
     head_dim: int
     bias: bool
     scale: float
+    rotary: RotarySpec | None = None
     kind: Literal["attention"] = "attention"
 
     @property
@@ -94,23 +103,40 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """A feed-forward block without memory: down(act(up(x)))."""
+    """A feed-forward block without memory: down(act(up(x))), or down(act(gate(x)) * up(x)) if `gated`."""
 
     width: int
     bias: bool
-    activation: Literal["relu2"]
+    activation: Literal["relu2", "silu"]
+    gated: bool = False
     kind: Literal["mlp"] = "mlp"
 
 
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Experts of which each token takes `per_token`, beside a shared one of `shared_width` that all take (0: none).
+
+    Weights of the chosen are the softmax over their own router logits.
+    """
+
+    experts: int
+    per_token: int
+    width: int
+    shared_width: int
+    kind: Literal["moe"] = "moe"
+
+
 MixerSpec = Mamba2Spec | AttentionSpec | MlpSpec
+FeedForwardSpec = MlpSpec | MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: its index and its mixers (several run in parallel in some families)."""
+    """One layer: its index, its mixers (several run in parallel in some families), the feed-forward after them."""
 
     index: int
     mixers: tuple[MixerSpec, ...]
+    feed_forward: FeedForwardSpec | None = None
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -143,6 +169,10 @@ class ModelSpec:
     bos_token_id: int | None
     residual_in_fp32: bool = False
     """Keep the residual stream in fp32 whatever the weights' dtype."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Each layer adds this much of what its mixer, and its feed-forward, gave."""
+    logits_divisor: float = 1.0
 
     @property
     def attention_layers(self) -> tuple[LayerSpec, ...]:

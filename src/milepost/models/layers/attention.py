@@ -1,4 +1,4 @@
-"""Softmax attention with grouped heads and no position embedding: hidden rows in, hidden rows out, KV written.
+"""Softmax attention with grouped heads: hidden rows in, hidden rows out, KV written.
 
 The law kept here: K and V of this step's tokens are in the pool before any of them is read.
 """
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from milepost.kernels.protocol import KernelBackend, Step
+from milepost.kernels.protocol import KernelBackend
 from milepost.models.layers.linear import Linear
+from milepost.models.layers.rotary import rotate
+from milepost.models.protocol import LayerMemory, ModelStep
 from milepost.models.spec import AttentionSpec
 
 
@@ -22,11 +24,15 @@ class AttentionMixer:
         self.backend = backend
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(weights, f"{prefix}.{name}_proj") for name in "qkvo")
 
-    def __call__(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
-        """x [T, hidden] to [T, hidden]; kv is the layer's pool."""
-        spec = self.spec
+    def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor:
+        """x [T, hidden] to [T, hidden]; writes the layer's KV. Raises ValueError if the layer was given no pool."""
+        spec, pool = self.spec, memory.kv
+        if pool is None:
+            raise ValueError("an attention layer was given no KV pool")
         q = self.q_proj(x).view(-1, spec.heads, spec.head_dim)
         k = self.k_proj(x).view(-1, spec.kv_heads, spec.head_dim)
         v = self.v_proj(x).view(-1, spec.kv_heads, spec.head_dim)
-        self.backend.write_kv(k, v, kv, step)
-        return self.o_proj(self.backend.attention(q, kv, spec.scale, step).flatten(1))
+        if spec.rotary is not None:
+            q, k = rotate(q, step.positions, spec.rotary), rotate(k, step.positions, spec.rotary)
+        self.backend.write_kv(k, v, pool, step.attention)
+        return self.o_proj(self.backend.attention(q, pool, spec.scale, step.attention).flatten(1))

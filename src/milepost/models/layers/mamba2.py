@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from milepost.kernels.protocol import KernelBackend, Step
+from milepost.kernels.protocol import KernelBackend
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.norm import gated_group_norm
-from milepost.models.spec import ComponentName, Mamba2Spec
+from milepost.models.protocol import LayerMemory, ModelStep
+from milepost.models.spec import Mamba2Spec
 
 
 class Mamba2Mixer:
@@ -33,11 +34,11 @@ class Mamba2Mixer:
         self.dt_bias = weights[f"{prefix}.dt_bias"]
         self.norm_weight = weights[f"{prefix}.norm.weight"]
 
-    def __call__(self, x: Tensor, states: Mapping[ComponentName, Tensor], step: Step) -> Tensor:
-        """x [T, hidden] to [T, hidden]; `states` holds the pools `window` and `recurrent`."""
-        spec = self.spec
+    def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor:
+        """x [T, hidden] to [T, hidden]; updates the layer's `window` and `recurrent` pools."""
+        spec, states = self.spec, memory.states
         z, xbc, dt = torch.split(self.in_proj(x), [spec.inner, spec.conv_channels, spec.heads], -1)
-        xbc = self.backend.convolution(xbc, self.taps, self.conv_bias, states["window"], step)
+        xbc = self.backend.convolution(xbc, self.taps, self.conv_bias, states["window"], step.recurrent)
         width = spec.groups * spec.state_size
         values, b, c = torch.split(xbc, [spec.inner, width, width], -1)
         y = self.backend.scan_mamba2(
@@ -48,7 +49,7 @@ class Mamba2Mixer:
             c.view(-1, spec.groups, spec.state_size),
             self.d,
             states["recurrent"],
-            step,
+            step.recurrent,
         )
         return self.out_proj(gated_group_norm(y.flatten(1), z, self.norm_weight, spec.groups, spec.norm_eps))
 

@@ -1,4 +1,4 @@
-"""A language model of pre-norm residual layers, x + mixer(norm(x)): token ids in, logits of the wanted rows out.
+"""A language model of pre-norm residual blocks, x + multiplier * part(norm(x)): token ids in, logits of the wanted rows out.
 
 The law kept here: all rows of a step pass every layer as one ragged run; only the wanted rows reach the head.
 """
@@ -6,6 +6,8 @@ The law kept here: all rows of a step pass every layer as one ragged run; only t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,16 +17,34 @@ from milepost.kernels.protocol import KernelBackend, Run
 from milepost.models.layers.attention import AttentionMixer
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.mamba2 import Mamba2Mixer
-from milepost.models.layers.mlp import Relu2Mlp
+from milepost.models.layers.mlp import GatedMlp, Relu2Mlp
 from milepost.models.layers.norm import accumulation_dtype, rms_norm
 from milepost.models.protocol import LayerMemory, Memory, ModelStep
-from milepost.models.spec import AttentionSpec, LayerSpec, Mamba2Spec, MlpSpec, ModelSpec
-
-Mixer = Mamba2Mixer | AttentionMixer | Relu2Mlp
+from milepost.models.spec import AttentionSpec, Mamba2Spec, MixerSpec, MlpSpec, ModelSpec
 
 
-class ResidualStack:
-    """Implements `models.protocol.Model` for families with one mixer a layer."""
+class Part(Protocol):
+    """A mixer or a feed-forward: hidden rows [T, hidden] to hidden rows, with the layer's memory and the step."""
+
+    def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor:
+        """x [T, hidden], already normed, to [T, hidden]; the layer's states and KV change in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One residual block: of which layer, its norm's weight, its part."""
+
+    layer: int
+    norm: Tensor
+    part: Part
+
+
+class Stack:
+    """Implements `models.protocol.Model`. A family adds its blocks in the order in which they run.
+
+    `names` are the family's names for the embeddings, the last norm and the head.
+    """
 
     def __init__(
         self,
@@ -34,55 +54,60 @@ class ResidualStack:
         recurrent: KernelBackend,
         attention: KernelBackend,
         device: torch.device,
+        names: tuple[str, str, str] = ("embeddings.weight", "norm_f.weight", "lm_head.weight"),
     ) -> None:
         self.spec = spec
         self.recurrent_backend = recurrent
         self.attention_backend = attention
+        self.blocks: list[Block] = []
         self._device = device
-        self._embeddings = weights["embeddings.weight"]
-        self._head = Linear(weights.get("lm_head.weight", self._embeddings))
-        self._norm = weights["norm_f.weight"]
-        self._norms = [weights[f"layers.{layer.index}.norm.weight"] for layer in spec.layers]
-        self._mixers = [self._mixer(layer, weights) for layer in spec.layers]
+        embeddings, norm, head = names
+        self._embeddings = weights[embeddings]
+        self._head = Linear(weights.get(head, self._embeddings))
+        self._norm = weights[norm]
 
-    def _mixer(self, layer: LayerSpec, weights: Mapping[str, Tensor]) -> Mixer:
-        (mixer,) = layer.mixers
-        prefix = f"layers.{layer.index}.mixer"
-        match mixer:
-            case Mamba2Spec():
-                return Mamba2Mixer(mixer, weights, prefix, self.recurrent_backend)
-            case AttentionSpec():
-                return AttentionMixer(mixer, weights, prefix, self.attention_backend)
-            case MlpSpec():
-                return Relu2Mlp(weights, prefix)
+    def add(self, layer: int, norm: Tensor, part: Part) -> None:
+        """Append a block."""
+        self.blocks.append(Block(layer, norm, part))
 
     def prepare(self, run: Run) -> ModelStep:
         """Have each backend derive its index arrays, once per step."""
         recurrent = self.recurrent_backend.prepare(run, self._device)
-        if self.attention_backend is self.recurrent_backend:
-            return ModelStep(run, recurrent, recurrent)
-        return ModelStep(run, recurrent, self.attention_backend.prepare(run, self._device))
+        same = self.attention_backend is self.recurrent_backend
+        attention = recurrent if same else self.attention_backend.prepare(run, self._device)
+        return ModelStep(run, recurrent, attention, _positions(run, self._device))
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, step: ModelStep, memory: Memory, rows: Tensor) -> Tensor:
         """Run one step: tokens [T], rows [R] to logits [R, vocab_size]; states and KV change in place."""
         if tokens.shape != (step.run.tokens,):
             raise ValueError(f"tokens has shape {tuple(tokens.shape)}, but the step has {step.run.tokens} tokens")
+        spec = self.spec
         x = functional.embedding(tokens, self._embeddings)
         wide = accumulation_dtype(x.dtype)
-        if self.spec.residual_in_fp32:
+        if spec.residual_in_fp32:
             x = x.to(wide)
-        for norm, mixer, layer in zip(self._norms, self._mixers, memory, strict=True):
-            x = x + self._mix(mixer, rms_norm(x, norm, self.spec.norm_eps), layer, step)
-        return self._head(rms_norm(x[rows], self._norm, self.spec.norm_eps)).to(wide)
+        if spec.embedding_multiplier != 1.0:
+            x = x * spec.embedding_multiplier
+        for block in self.blocks:
+            added = block.part(rms_norm(x, block.norm, spec.norm_eps), memory[block.layer], step)
+            x = x + added if spec.residual_multiplier == 1.0 else x.add(added, alpha=spec.residual_multiplier)
+        logits = self._head(rms_norm(x[rows], self._norm, spec.norm_eps)).to(wide)
+        return logits if spec.logits_divisor == 1.0 else logits.div_(spec.logits_divisor)
 
-    def _mix(self, mixer: Mixer, x: Tensor, layer: LayerMemory, step: ModelStep) -> Tensor:
-        match mixer:
-            case Mamba2Mixer():
-                return mixer(x, layer.states, step.recurrent)
-            case AttentionMixer():
-                if layer.kv is None:
-                    raise ValueError("an attention layer was given no KV pool")
-                return mixer(x, layer.kv, step.attention)
-            case Relu2Mlp():
-                return mixer(x)
+
+def mixer_of(mixer: MixerSpec, weights: Mapping[str, Tensor], prefix: str, stack: Stack) -> Part:
+    """The run-time part of a mixer whose tensors stand under `prefix`."""
+    match mixer:
+        case Mamba2Spec():
+            return Mamba2Mixer(mixer, weights, prefix, stack.recurrent_backend)
+        case AttentionSpec():
+            return AttentionMixer(mixer, weights, prefix, stack.attention_backend)
+        case MlpSpec():
+            return GatedMlp.of(weights, prefix) if mixer.gated else Relu2Mlp(weights, prefix)
+
+
+def _positions(run: Run, device: torch.device) -> Tensor:
+    """The absolute position of each row, [T] int64."""
+    parts = [torch.arange(start, start + run.length(i)) for i, start in enumerate(run.positions)]
+    return torch.cat(parts).to(device)

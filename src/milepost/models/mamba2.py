@@ -1,0 +1,116 @@
+"""Mamba-2 (arXiv 2405.21060), pure: no attention at all, so nothing grows with the context.
+
+In comes a `config.json`, out come the spec, the weights' names and shapes, and the model. The law kept here: a key that
+isn't known, and a value that this code wouldn't honour, is refused by name. This file doesn't import torch.
+
+Facts of the family, checked against transformers 5.24: one mixer a layer, `expand` x hidden = heads x head_dim, and no longest
+context: `max_position_embeddings` isn't among its keys, so the limit here is only a number to plan with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from milepost.models.mixers import DTYPES, mamba2_weights, read_token_ids, refuse_variants
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.spec import LayerSpec, Mamba2Spec, ModelSpec, WeightSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from milepost.kernels.protocol import KernelBackend
+    from milepost.models.protocol import Model
+
+_NO_LIMIT = 1 << 20
+_WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(
+    ["chunk_size", "initializer_range", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_rank"]
+)
+
+
+def parse(config: Mapping[str, Any]) -> ModelSpec:
+    """Read a `config.json` of Mamba-2. Raises UnsupportedModel naming every field that can't be served."""
+    read = ConfigReader(config, family="mamba2", aliases={"torch_dtype": "dtype"})
+    hidden, eps = read.integer("hidden_size", 4096), read.number("layer_norm_epsilon", 1e-5)
+    mixer = _mixer(read, hidden, eps)
+    spec = ModelSpec(
+        family="mamba2",
+        architecture="Mamba2ForCausalLM",
+        vocab_size=read.integer("vocab_size", 32768),
+        hidden_size=hidden,
+        layers=tuple(LayerSpec(index, (mixer,)) for index in range(read.integer("num_hidden_layers", 64))),
+        norm_eps=eps,
+        tie_embeddings=read.flag("tie_word_embeddings", False),
+        max_position_embeddings=read.integer("max_position_embeddings", _NO_LIMIT),
+        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
+        recurrent_dtype="float32",
+        eos_token_ids=read_token_ids(read, "eos_token_id"),
+        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        residual_in_fp32=read.flag("residual_in_fp32", True),
+    )
+    refuse_variants(read)
+    read.finish(_WITHOUT_EFFECT)
+    return spec
+
+
+def _mixer(read: ConfigReader, hidden: int, eps: float) -> Mamba2Spec:
+    heads, head_dim, groups = read.integer("num_heads", 128), read.integer("head_dim", 64), read.integer("n_groups", 8)
+    inner = read.integer("expand", 2) * hidden
+    if heads * head_dim != inner:
+        read.complain("head_dim", f"num_heads={heads} x head_dim={head_dim} isn't expand x hidden_size={inner}")
+    if heads % groups:
+        read.complain("n_groups", f"n_groups={groups} doesn't divide num_heads={heads}")
+    read.choice("hidden_act", "silu", ("silu", "swish"))
+    low, high = read.limits("time_step_limit", (0.0, float("inf")))
+    return Mamba2Spec(
+        heads=heads,
+        head_dim=head_dim,
+        state_size=read.integer("state_size", 128),
+        groups=groups,
+        conv_kernel=read.integer("conv_kernel", 4, least=2),
+        conv_bias=read.flag("use_conv_bias", True),
+        proj_bias=read.flag("use_bias", False),
+        dt_min=low,
+        dt_max=high,
+        norm_eps=eps,
+    )
+
+
+def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
+    """Names and shapes of the tensors, without the prefix `backbone.`."""
+    hidden = spec.hidden_size
+    tensors = [
+        WeightSpec("embeddings.weight", (spec.vocab_size, hidden)),
+        WeightSpec("norm_f.weight", (hidden,)),
+        WeightSpec("lm_head.weight", (spec.vocab_size, hidden), optional=spec.tie_embeddings),
+    ]
+    for layer in spec.layers:
+        tensors.append(WeightSpec(f"layers.{layer.index}.norm.weight", (hidden,)))
+        for mixer in layer.mixers:
+            if isinstance(mixer, Mamba2Spec):
+                tensors += mamba2_weights(f"layers.{layer.index}.mixer", mixer, hidden)
+    return tuple(tensors)
+
+
+def canonical_name(name: str) -> str | None:
+    """A checkpoint's name without its prefix."""
+    return name.removeprefix("backbone.")
+
+
+def build(
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    recurrent: KernelBackend,
+    attention: KernelBackend,
+    device: torch.device,
+) -> Model:
+    """One residual block a layer."""
+    from milepost.models.layers.stack import Stack, mixer_of
+
+    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device)
+    for layer in spec.layers:
+        prefix = f"layers.{layer.index}"
+        stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))
+    return stack
