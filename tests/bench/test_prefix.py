@@ -13,7 +13,8 @@ import pytest
 from milepost.bench import prefix
 from milepost.bench.checkpoint import checkpoint
 from milepost.bench.drive import common
-from milepost.bench.prefix import Figures, Repeat, Row, Turn, Workload
+from milepost.bench.prefix import Workload
+from milepost.bench.prefix_figures import Figures, Repeat, Row, Turn
 from milepost.config import EngineConfig
 from milepost.errors import ConfigError
 

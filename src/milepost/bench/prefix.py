@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from milepost.bench.checkpoint import Size, checkpoint, words
 from milepost.bench.drive import Drive, Served
+from milepost.bench.prefix_figures import Figures, Repeat, Row, Turn
 from milepost.bench.prefix_table import peers_json, render
 from milepost.bench.writer import Writer
 from milepost.config import EngineConfig
@@ -60,79 +61,6 @@ class Workload:
         """Tokens of the longest sequence, with room for a template's own."""
         turns = self.turn_system + self.turns * (self.turn_question + self.turn_answer + 16)
         return max(max(self.shared, default=0) + self.question + 32, max(self.lengths, default=0) + 1, turns)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request under a shared prompt. `common_tokens`: what it has in common with the ones before it."""
-
-    shared: int
-    mode: Literal["chat", "tokens"]
-    request: int
-    prompt_tokens: int
-    cached_tokens: int
-    common_tokens: int
-    computed_tokens: int
-    ttft_s: float
-    ttft_ratio_to_first: float
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """The second time of one prompt. `same_answer`: it was answered as before, token for token (greedy)."""
-
-    length: int
-    cached_tokens: int
-    same_answer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of the long chat. `recomputed_earlier_tokens`: fed by an earlier turn and fed again."""
-
-    turn: int
-    prompt_tokens: int
-    cached_tokens: int
-    recomputed_earlier_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All that was measured."""
-
-    rows: list[Row]
-    identical: list[Repeat]
-    chat_turns: list[Turn]
-
-    def violations(self) -> list[str]:
-        """Every expectation that did not hold, by name."""
-        found = [text for row in self.rows for text in _row_faults(row)]
-        found += [
-            f"identical prompt of {again.length} tokens: cached_tokens={again.cached_tokens}, expected {again.length - 1}"
-            for again in self.identical
-            if again.cached_tokens != again.length - 1
-        ]
-        found += [
-            f"chat turn {turn.turn}: {turn.recomputed_earlier_tokens} tokens that were fed before were fed again, expected 0"
-            for turn in self.chat_turns
-            if turn.recomputed_earlier_tokens
-        ]
-        return found
-
-
-def _row_faults(row: Row) -> Iterator[str]:
-    name = f"{row.mode}, {row.shared} shared tokens, request {row.request}"
-    if row.request == 1:
-        low = high = 0
-    elif row.mode == "chat":
-        low, high = row.shared, row.common_tokens
-    else:
-        low, high = 0 if row.request == 2 else row.common_tokens, row.common_tokens
-    if not low <= row.cached_tokens <= high:
-        wanted = f"{low}" if low == high else f"{low} to {high}"
-        yield f"{name}: cached_tokens={row.cached_tokens}, expected {wanted}"
-    if row.computed_tokens + row.cached_tokens != row.prompt_tokens:
-        yield f"{name}: {row.computed_tokens} computed and {row.cached_tokens} cached are not {row.prompt_tokens} prompt tokens"
 
 
 def measure(drive: Drive, writer: Writer, load: Workload, turn_params: SamplingParams) -> Figures:

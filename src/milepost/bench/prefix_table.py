@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from milepost.bench.prefix import Figures, Row
+from milepost.bench.prefix_figures import Figures, Row
 
 
 @dataclass(frozen=True, slots=True)
