@@ -1,4 +1,4 @@
-"""The laws over every family: one scenario that chunks, batches, hits, branches, preempts and evicts, states compared throughout."""
+"""The laws over every family: chunked, batched, hit, branched, preempted and evicted, with states compared throughout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEM = tuple(_rng.randrange(3, 97) for _ in range(90))
 
 
 def test_every_family_is_here() -> None:
-    assert {family.name for family in families()} == set(TINY_CONFIGS)
+    assert {family.name for family in families()} == {name.partition("-")[0] for name in TINY_CONFIGS}
 
 
 @pytest.fixture(scope="module", params=TINY_CONFIGS)

@@ -67,9 +67,10 @@ def test_the_runtime_never_imports_transformers() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    """A budget that hurts a little: 400 lines a file, 300 for the scheduler and the prefix tree, 12,000 in all."""
+    """A budget that hurts a little: 400 lines a file, 300 for the scheduler and the prefix tree, 12,000 not blank in all."""
     lines = {file: len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    written = sum(bool(line.strip()) for file in lines for line in file.read_text().splitlines())
     assert max(lines.values()) <= 400, max(lines, key=lambda file: lines[file])
     assert lines[SOURCE / "engine" / "scheduler.py"] <= 300
     assert lines[SOURCE / "state" / "prefix.py"] <= 300
-    assert sum(lines.values()) < 12_000
+    assert written < 12_000

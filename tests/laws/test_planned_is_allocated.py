@@ -1,4 +1,7 @@
-"""Law 9: what is planned is what is allocated. Sizes against the golden file, against the pools' tensors, against admission."""
+"""Law 9: what is planned is what is allocated. Sizes against the pools' tensors and against admission.
+
+`test_golden_sizes.py` compares them with figures computed elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,59 +24,7 @@ from milepost.state.pools import Pools
 from tests.checkpoints import make_nemotron_h
 from tests.fakes import answer_of, harness
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "sizes.json"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-def _published(config: dict[str, Any]) -> dict[str, Any]:
-    """A golden entry in the dialect that the family publishes."""
-    return {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "hybrid_override_pattern": config["pattern"],
-        "num_hidden_layers": config["num_layers"],
-        "hidden_size": config["hidden_size"],
-        "mamba_num_heads": config["mamba_num_heads"],
-        "mamba_head_dim": config["mamba_head_dim"],
-        "ssm_state_size": config["ssm_state_size"],
-        "n_groups": config["n_groups"],
-        "conv_kernel": config["conv_kernel"],
-        "use_conv_bias": config["conv_bias"],
-        "num_attention_heads": config["num_attention_heads"],
-        "num_key_value_heads": config["num_key_value_heads"],
-        "attention_head_dim": config["head_dim"],
-        "intermediate_size": config["intermediate_size"],
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _dense_nemotrons() -> dict[str, Any]:
-    if not GOLDEN.exists():
-        return {}
-    models = json.loads(GOLDEN.read_text())["models"]
-    return {
-        name: model
-        for name, model in models.items()
-        if model["config"].get("arch") == "nemotron_h" and "E" not in model["config"]["pattern"]
-    }
-
-
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden sizes are not part of a clone")
-def test_doctor_equals_the_golden_sizes(tmp_path: Path) -> None:
-    """34, 37 (public kinds): a shape computed in two places that disagree; every layer counted as attention."""
-    models = _dense_nemotrons()
-    assert len(models) >= 4
-    for name, model in models.items():
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(_published(model["config"])))
-        found, expect = doctor(EngineConfig(model=str(directory / "config.json"))).to_json(), model["expect"]
-        assert found["attention_layers"] == expect["attention_layers"], name
-        assert found["recurrent_layers"] == expect["recurrent_layers"], name
-        assert found["state_bytes_per_layer"] == expect["state_bytes_per_layer_fp32_bf16"], name
-        assert found["state_bytes_per_sequence"] == expect["state_bytes_per_sequence_ssm_fp32_conv_bf16"], name
-        assert found["kv_bytes_per_token"] == expect["kv_bytes_per_token_bf16"], name
-        assert found["kv_bytes_per_token_per_layer"] == expect["kv_bytes_per_token_per_layer_bf16"], name
 
 
 def test_nemotron_h_8b_without_the_golden_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from milepost.errors import ConfigError
 from milepost.kernels.select import Choice, Operation, select
 from milepost.models.loading import load_model
 from milepost.models.registry import family_of, load_spec
-from milepost.models.spec import Mamba2Spec, ModelSpec
+from milepost.models.spec import DType, GatedDeltaSpec, Mamba1Spec, Mamba2Spec, ModelSpec, RecurrentSpec, ShortConvSpec
 from milepost.models.weights import weights_identity
 from milepost.state.pools import TORCH_DTYPES, Pools
 from milepost.state.retention import Costs
@@ -99,28 +99,46 @@ def end_tokens(path: Path, spec: ModelSpec) -> tuple[int, ...]:
 
 def choices(config: EngineConfig, spec: ModelSpec, settings: Settings) -> tuple[Choice, Choice]:
     """The backends for recurrent layers and for attention, with reasons. Raises ConfigError where none can do it."""
-    mixer = next((m for layer in spec.recurrent_layers for m in layer.mixers if isinstance(m, Mamba2Spec)), None)
-    attention = next((layer.attention for layer in spec.attention_layers), None)
+    dtypes, attention = settings.dtypes, next((layer.attention for layer in spec.attention_layers), None)
+    kv_head_dim = attention.head_dim if attention else 0
+    found = (m for layer in spec.recurrent_layers for m in layer.mixers if isinstance(m, RecurrentSpec))
+    operation, head_dim, state_size = _needs(next(found, None))
+    state = dtypes.window if operation == "convolution" else dtypes.recurrent
     return (
-        _choose("mamba2", config.mamba_backend, settings, mixer.head_dim if mixer else 0, mixer.state_size if mixer else None),
-        _choose("attention", config.attention_backend, settings, attention.head_dim if attention else 0, None),
+        _choose(operation, "mamba_backend", config.mamba_backend, settings, state, head_dim, state_size),
+        _choose("attention", "attention_backend", config.attention_backend, settings, dtypes.kv, kv_head_dim, None),
     )
 
 
-def _choose(operation: Operation, name: str, settings: Settings, head_dim: int, state_size: int | None) -> Choice:
-    recurrent = operation == "mamba2"
+def _needs(mixer: RecurrentSpec | None) -> tuple[Operation, int | None, int | None]:
+    """The operation that a recurrent mixer runs on, its head dim and its state size; convolution stands beside each."""
+    match mixer:
+        case Mamba2Spec():
+            return "mamba2", mixer.head_dim, mixer.state_size
+        case Mamba1Spec():
+            return "mamba1", None, mixer.state_size
+        case GatedDeltaSpec():
+            return "gated_delta", mixer.value_dim, mixer.key_dim
+        case ShortConvSpec():
+            return "convolution", None, None
+        case None:
+            return "mamba2", 0, None
+
+
+def _choose(
+    operation: Operation, field: str, name: str, settings: Settings, state: DType, head_dim: int | None, state_size: int | None
+) -> Choice:
     try:
         return select(
             operation,
             name,
             device=torch.device("cpu"),
             dtype=TORCH_DTYPES[settings.dtype],
-            state_dtype=TORCH_DTYPES[settings.dtypes.recurrent if recurrent else settings.dtypes.kv],
+            state_dtype=TORCH_DTYPES[state],
             state_size=state_size,
             head_dim=head_dim,
         )
     except ValueError as error:
-        field = "mamba_backend" if recurrent else "attention_backend"
         raise ConfigError(f"{field}={name}: {error}", field=field) from error
 
 

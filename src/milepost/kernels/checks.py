@@ -46,12 +46,22 @@ def _check_captures(run: Run) -> None:
         targets.add(capture.target)
 
 
-def check_blocks(run: Run) -> None:
-    """Raise ValueError if a sequence's blocks don't reach to its last token (attention only)."""
+def check_blocks(run: Run, window: int | None = None) -> None:
+    """Raise ValueError if blocks that attention needs aren't there: those from the first key seen to the last token."""
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
     for index, blocks in enumerate(run.blocks):
         end = run.positions[index] + run.length(index)
         if len(blocks) * run.block_size < end:
             raise ValueError(f"sequence {index} has {end} tokens but {len(blocks)} blocks of {run.block_size} tokens")
+        first = first_seen(run.positions[index], window)
+        if min(blocks[first // run.block_size : -(-end // run.block_size)]) < 0:
+            raise ValueError(f"sequence {index} sees positions {first} to {end - 1}, but a block of them is gone: {blocks}")
+
+
+def first_seen(position: int, window: int | None) -> int:
+    """The first position that a query at `position` attends to."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def check_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, pool: Tensor, run: Run) -> None:
@@ -81,14 +91,85 @@ def check_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
     _check_slots(pool, run)
 
 
-def check_attention(q: Tensor, pool: Tensor, run: Run) -> None:
-    """Raise ValueError unless q and the pool of KV fit the run."""
+def check_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, run: Run, *, by_channel: bool) -> None:
+    """Raise ValueError unless the shapes are those of `KernelBackend.scan_gated_delta`, or `scan_kda` if `by_channel`."""
+    if k.ndim != 3 or v.ndim != 3:
+        raise ValueError(f"k has {k.ndim} dimensions and v has {v.ndim}; both need 3")
+    (key_heads, key_dim), (heads, value_dim) = k.shape[1:], v.shape[1:]
+    _expect("q", q, (run.tokens, key_heads, key_dim))
+    _expect("k", k, (run.tokens, key_heads, key_dim))
+    _expect("v", v, (run.tokens, heads, value_dim))
+    _expect("g", g, (run.tokens, heads, key_dim) if by_channel else (run.tokens, heads))
+    _expect("beta", beta, (run.tokens, heads))
+    _expect("pool", pool, (pool.shape[0], heads, key_dim, value_dim))
+    if heads % key_heads or (by_channel and heads != key_heads):
+        raise ValueError(f"key_heads={key_heads} doesn't fit heads={heads}: {'equal' if by_channel else 'a divisor'} wanted")
+    _check_slots(pool, run)
+
+
+def check_mamba1(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, pool: Tensor, run: Run) -> None:
+    """Raise ValueError unless the shapes are those that `KernelBackend.scan_mamba1` documents."""
+    if a.ndim != 2:
+        raise ValueError(f"a has {a.ndim} dimensions; it needs 2")
+    channels, state_size = a.shape
+    _expect("x", x, (run.tokens, channels))
+    _expect("dt", dt, (run.tokens, channels))
+    _expect("b", b, (run.tokens, state_size))
+    _expect("c", c, (run.tokens, state_size))
+    _expect("d", d, (channels,))
+    _expect("pool", pool, (pool.shape[0], channels, state_size))
+    _check_slots(pool, run)
+
+
+def check_rglru(x: Tensor, log_a: Tensor, pool: Tensor, run: Run) -> None:
+    """Raise ValueError unless the shapes are those that `KernelBackend.scan_rglru` documents."""
+    if pool.ndim != 2:
+        raise ValueError(f"pool has {pool.ndim} dimensions; it needs 2")
+    _expect("x", x, (run.tokens, pool.shape[1]))
+    _expect("log_a", log_a, (run.tokens, pool.shape[1]))
+    _check_slots(pool, run)
+
+
+def check_attention(q: Tensor, pool: Tensor, run: Run, window: int | None = None, softcap: float | None = None) -> None:
+    """Raise ValueError unless q and the pool of KV fit the run, and the blocks that a query sees are there."""
     if q.ndim != 3 or pool.ndim != 5:
         raise ValueError(f"q has {q.ndim} dimensions (3 wanted) and the KV pool {pool.ndim} (5 wanted)")
     _expect("q", q, (run.tokens, q.shape[1], pool.shape[4]))
     _expect("pool", pool, (pool.shape[0], 2, run.block_size, pool.shape[3], pool.shape[4]))
     if q.shape[1] % pool.shape[3]:
         raise ValueError(f"kv_heads={pool.shape[3]} doesn't divide heads={q.shape[1]}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be above 0, got {softcap}")
+    check_blocks(run, window)
+
+
+def check_write_kv(k: Tensor, v: Tensor, pool: Tensor, run: Run) -> None:
+    """Raise ValueError unless k, v and the pool of KV fit the run, and the blocks written to are there."""
+    if pool.ndim != 5:
+        raise ValueError(f"the KV pool has {pool.ndim} dimensions (5 wanted)")
+    _expect("pool", pool, (pool.shape[0], 2, run.block_size, pool.shape[3], pool.shape[4]))
+    _expect("k", k, (run.tokens, pool.shape[3], pool.shape[4]))
+    _expect("v", v, (run.tokens, pool.shape[3], pool.shape[4]))
+    check_blocks(run, window=1)  # what lies before the run's first token isn't touched
+
+
+def check_write_latent(latent: Tensor, pool: Tensor, run: Run) -> None:
+    """Raise ValueError unless the rows and the pool of latents fit the run, and the blocks written to are there."""
+    if pool.ndim != 3:
+        raise ValueError(f"the pool of latents has {pool.ndim} dimensions (3 wanted)")
+    _expect("pool", pool, (pool.shape[0], run.block_size, pool.shape[2]))
+    _expect("latent", latent, (run.tokens, pool.shape[2]))
+    check_blocks(run, window=1)
+
+
+def check_latent(q: Tensor, pool: Tensor, run: Run, value_dim: int) -> None:
+    """Raise ValueError unless q and the pool of latents fit the run."""
+    if q.ndim != 3 or pool.ndim != 3:
+        raise ValueError(f"q has {q.ndim} dimensions and the pool of latents {pool.ndim}; both need 3")
+    _expect("q", q, (run.tokens, q.shape[1], pool.shape[2]))
+    _expect("pool", pool, (pool.shape[0], run.block_size, pool.shape[2]))
+    if not 1 <= value_dim <= pool.shape[2]:
+        raise ValueError(f"value_dim={value_dim} is outside the latent's width of {pool.shape[2]}")
     check_blocks(run)
 
 

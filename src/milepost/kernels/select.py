@@ -6,15 +6,14 @@ The law kept here: a choice is made from declared capabilities, once, before wei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from milepost.kernels.protocol import Capabilities, KernelBackend
+from milepost.kernels.protocol import Capabilities, KernelBackend, Operation
 from milepost.kernels.reference import ReferenceBackend
 from milepost.kernels.torch_backend import TorchBackend
 
-Operation = Literal["mamba2", "attention"]
+__all__ = ["Choice", "Operation", "names", "select"]
 
 _BACKENDS: dict[str, type[ReferenceBackend] | type[TorchBackend]] = {
     "torch": TorchBackend,
@@ -47,19 +46,19 @@ def select(
     dtype: torch.dtype,
     state_dtype: torch.dtype,
     state_size: int | None,
-    head_dim: int,
+    head_dim: int | None,
 ) -> Choice:
     """Pick the backend called `name`, or for `auto` the first that can do it.
 
-    `state_dtype` is the pool's dtype: of the recurrent matrix for `mamba2`, of KV for `attention`, where `state_size` is
-    None. Raises ValueError, naming what is supported, for an unknown name or if no backend can.
+    `state_dtype` is the pool's dtype: of the recurrent state, or of KV for attention. `state_size` and `head_dim` are None
+    where an operation has none. Raises ValueError, naming what is supported, for an unknown name or if no backend can.
     """
     if name != "auto" and name not in _BACKENDS:
         raise ValueError(f"backend {name!r} for {operation} is unknown (known: {', '.join(names())})")
     reasons: list[str] = []
     for candidate in _AUTOMATIC if name == "auto" else (name,):
         backend = _BACKENDS[candidate]()
-        lacks = _lacks(backend.capabilities, device, dtype, state_dtype, state_size, head_dim)
+        lacks = _lacks(backend.capabilities, operation, device, dtype, state_dtype, state_size, head_dim)
         if not lacks:
             asked = "asked for by name" if name != "auto" else "first that supports this model"
             reasons.append(f"{candidate}: chosen, {asked}{_notes(backend.capabilities)}")
@@ -70,14 +69,16 @@ def select(
 
 def _lacks(
     can: Capabilities,
+    operation: Operation,
     device: torch.device,
     dtype: torch.dtype,
     state_dtype: torch.dtype,
     state_size: int | None,
-    head_dim: int,
+    head_dim: int | None,
 ) -> list[str]:
     """Why a backend can't do it; empty if it can."""
     wanted = (
+        ("operation", operation, tuple(sorted(can.operations))),
         ("device", device.type, can.devices),
         ("dtype", _short(dtype), tuple(_short(each) for each in can.dtypes)),
         ("state dtype", _short(state_dtype), tuple(_short(each) for each in can.state_dtypes)),

@@ -156,6 +156,7 @@ def build(
 def _feed_forward(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Sum:
     from milepost.models.layers.linear import Linear
     from milepost.models.layers.mlp import Experts, GatedMlp, Sum
+    from milepost.models.layers.router import Router
 
     inner = f"{prefix}.shared_mlp"
     shared = GatedMlp(Linear.of(weights, f"{inner}.input_linear"), Linear.of(weights, f"{inner}.output_linear"))
@@ -163,4 +164,5 @@ def _feed_forward(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> S
         return Sum(shared)
     inner = f"{prefix}.block_sparse_moe"
     up, down = weights[f"{inner}.input_linear.weight"], weights[f"{inner}.output_linear.weight"]
-    return Sum(Experts(Linear.of(weights, f"{inner}.router.layer"), up, down, moe.per_token), shared)
+    router = Router(moe.router, moe.per_token, Linear.of(weights, f"{inner}.router.layer"))
+    return Sum(Experts(router, up.unbind(), down.unbind()), shared)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 1 << 20
 _WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(
-    ["chunk_size", "initializer_range", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_rank"]
+    [
+        "chunk_size",
+        "initializer_range",
+        "rescale_prenorm_residual",
+        "time_step_floor",
+        "time_step_max",
+        "time_step_min",
+        "time_step_rank",
+    ]
 )
 
 

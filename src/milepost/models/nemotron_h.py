@@ -1,4 +1,4 @@
-"""Nemotron-H (arXiv 2504.03624): Mamba-2, attention and squared-ReLU layers by a pattern, one mixer a layer.
+"""Nemotron-H (arXiv 2504.03624), Nemotron-3: Mamba-2, attention, squared-ReLU and expert layers by a pattern, one a layer.
 
 In comes a `config.json` of either dialect (NVIDIA's `hybrid_override_pattern`, transformers' `layers_block_type`),
 out come the spec, the names and shapes of the weights, and the model. The law kept here: a key that isn't
@@ -8,7 +8,10 @@ Facts of the family, checked against transformers 5.24 and NVIDIA's published co
 - no rotary embedding, so `rope_theta` and `partial_rotary_factor` are without effect;
 - every norm takes `layer_norm_epsilon`; both projections of a Mamba-2 layer take their bias from `use_bias`
   (`mamba_proj_bias` is read by nobody); d_inner is heads x head_dim (`expand` is read by nobody);
-- dt is clamped to `time_step_limit` only; `time_step_min`, `_max`, `_floor` and `_rank` serve initialisation.
+- dt is clamped to `time_step_limit` only; `time_step_min`, `_max`, `_floor` and `_rank` serve initialisation;
+- experts (squared ReLU, no bias) are chosen by sigmoid + `e_score_correction_bias` among the best `topk_group` of `n_group`
+  groups, and weighed by the sigmoid alone; the router is fp32. With `moe_latent_size` they work between two maps; the
+  shared expert reads the rows themselves. Checkpoints hold experts one by one (`experts.N.up_proj.weight`) or merged.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from milepost.models.mixers import (
     DTYPES,
     attention_weights,
+    linear_weights,
     mamba2_weights,
     mlp_weights,
     read_token_ids,
@@ -32,6 +36,8 @@ from milepost.models.spec import (
     MixerSpec,
     MlpSpec,
     ModelSpec,
+    MoeSpec,
+    RouterSpec,
     WeightSpec,
 )
 
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from milepost.kernels.protocol import KernelBackend
+    from milepost.models.layers.mlp import Sum
     from milepost.models.protocol import Model
 
 _ALIASES = {
@@ -56,22 +63,26 @@ _ALIASES = {
     "mamba_expand": "expand",
     "mamba_n_groups": "n_groups",
     "mamba_state_dim": "ssm_state_size",
+    "num_local_experts": "n_routed_experts",
     "norm_eps": "layer_norm_epsilon",
     "num_query_groups": "num_key_value_heads",
     "rms_norm_eps": "layer_norm_epsilon",
     "torch_dtype": "dtype",
 }
 
-# Initialisation, training, kernels' own choices, positions that aren't used, and experts (refused by layer type).
+# Initialisation, training, kernels' own choices, positions that aren't used.
 _ATTRIBUTES = """
     attention_dropout chunk_size expand hidden_dropout initializer_range mamba_proj_bias
     num_logits_to_keep partial_rotary_factor rescale_prenorm_residual rope_theta
     time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels
-    moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
-    mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob
-    num_experts_per_tok num_local_experts routed_scaling_factor topk_group
+    moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type
+    """
+_OF_EXPERTS = """
+    moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts n_shared_experts
+    norm_topk_prob num_experts_per_tok routed_scaling_factor topk_group
     """
 _WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(_ATTRIBUTES.split())
+_EPSILON = 1e-20
 
 _PATTERN = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
 _LAYER_TYPES = {
@@ -82,23 +93,26 @@ _LAYER_TYPES = {
     "mlp": "mlp",
     "moe": "moe",
 }
+
+
 def parse(config: Mapping[str, Any]) -> ModelSpec:
     """Read a `config.json` of Nemotron-H. Raises UnsupportedModel naming every field that can't be served."""
     read = ConfigReader(config, family="nemotron_h", aliases=_ALIASES)
     kinds = _layer_kinds(read)
     eps = read.number("layer_norm_epsilon", 1e-5)
-    mixers: dict[str, MixerSpec] = {
-        "mamba2": _mamba2(read, eps),
-        "attention": _attention(read),
-        "mlp": _mlp(read),
-    }
+    mlp = _mlp(read)
+    mixers: dict[str, MixerSpec] = {"mamba2": _mamba2(read, eps), "attention": _attention(read), "mlp": mlp}
+    experts = _experts(read, mlp.bias) if "moe" in kinds else None
     architectures = config.get("architectures") or ["NemotronHForCausalLM"]
     spec = ModelSpec(
         family="nemotron_h",
         architecture=str(architectures[0]),
         vocab_size=read.integer("vocab_size", 131072),
         hidden_size=read.integer("hidden_size", 4096),
-        layers=tuple(LayerSpec(index, (mixers[kind],)) for index, kind in enumerate(kinds)),
+        layers=tuple(
+            LayerSpec(index, (), experts) if kind == "moe" else LayerSpec(index, (mixers[kind],))
+            for index, kind in enumerate(kinds)
+        ),
         norm_eps=eps,
         tie_embeddings=read.flag("tie_word_embeddings", False),
         max_position_embeddings=read.integer("max_position_embeddings", 4096),
@@ -109,7 +123,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
         residual_in_fp32=read.flag("residual_in_fp32", False),
     )
     _refuse_variants(read)
-    read.finish(_WITHOUT_EFFECT)
+    read.finish(_WITHOUT_EFFECT if experts else _WITHOUT_EFFECT | frozenset(_OF_EXPERTS.split()))
     return spec
 
 
@@ -130,9 +144,7 @@ def _layer_kinds(read: ConfigReader) -> list[str]:
     if kinds and count != len(kinds):
         field = "hybrid_override_pattern" if listed is None else "layers_block_type"
         read.complain("num_hidden_layers", f"num_hidden_layers={count} disagrees with {field}: {len(kinds)} layers")
-    if "moe" in kinds:
-        read.complain("moe", f"moe layers are not supported yet (layer {kinds.index('moe')} of the pattern)")
-    return [kind for kind in kinds if kind != "moe"]
+    return kinds
 
 
 def _translate(
@@ -187,6 +199,39 @@ def _mlp(read: ConfigReader) -> MlpSpec:
     return MlpSpec(read.integer("intermediate_size", 21504), bias=read.flag("mlp_bias", False), activation="relu2")
 
 
+def _experts(read: ConfigReader, bias: bool) -> MoeSpec:
+    count, taken = read.integer("n_routed_experts", 8), read.integer("num_experts_per_tok", 2)
+    groups, best = read.integer("n_group", 1), read.integer("topk_group", 1)
+    if count % groups or (groups > 1 and count // groups < 2):
+        read.complain("n_group", f"n_group={groups} doesn't divide n_routed_experts={count} into groups of two or more")
+    if best > groups:
+        read.complain("topk_group", f"topk_group={best} is more than n_group={groups}")
+    if taken > best * (count // groups):
+        read.complain(
+            "num_experts_per_tok", f"num_experts_per_tok={taken} is more than {best} groups of {count // groups} hold"
+        )
+    read.unless("n_shared_experts", lambda value: value == 1, "engines disagree on the width of more or fewer than one")
+    router = RouterSpec(
+        scores="sigmoid",
+        normalise=read.flag("norm_topk_prob", True),
+        bias=True,
+        scaling=read.number("routed_scaling_factor", 1.0),
+        epsilon=_EPSILON,
+        groups=groups,
+        best_groups=best,
+    )
+    return MoeSpec(
+        count,
+        taken,
+        read.integer("moe_intermediate_size", 7688),
+        read.integer("moe_shared_expert_intermediate_size", 7688),
+        router,
+        activation="relu2",
+        latent=None if read.raw("moe_latent_size") is None else read.integer("moe_latent_size", 1),
+        bias=bias,
+    )
+
+
 def _refuse_variants(read: ConfigReader) -> None:
     refuse_variants(read)
     read.unless("num_nextn_predict_layers", lambda value: value == 0, "multi-token prediction isn't served yet")
@@ -208,6 +253,8 @@ def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
         tensors.append(WeightSpec(f"{prefix}.norm.weight", (hidden,)))
         for mixer in layer.mixers:
             tensors += _mixer_weights(f"{prefix}.mixer", mixer, hidden)
+        if isinstance(layer.feed_forward, MoeSpec):
+            tensors += _expert_weights(f"{prefix}.mixer", layer.feed_forward, hidden)
     return tuple(tensors)
 
 
@@ -220,6 +267,26 @@ def _mixer_weights(prefix: str, mixer: MixerSpec, hidden: int) -> list[WeightSpe
             return attention_weights(prefix, mixer, hidden, optional_bias=True)
         case MlpSpec():
             return mlp_weights(prefix, mixer, hidden)
+        case _:
+            raise TypeError(f"Nemotron-H has no {mixer.kind} layers")
+
+
+def _expert_weights(prefix: str, moe: MoeSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of a layer of experts; a checkpoint may hold those of the experts one by one."""
+    inner = moe.latent or hidden
+    shapes = (("up_proj", (moe.width, inner)), ("down_proj", (inner, moe.width)))
+    tensors = [
+        WeightSpec(f"{prefix}.gate.weight", (moe.experts, hidden), True),
+        WeightSpec(f"{prefix}.gate.e_score_correction_bias", (moe.experts,), True),
+        *mlp_weights(f"{prefix}.shared_experts", MlpSpec(moe.shared_width, moe.bias, "relu2"), hidden),
+    ]
+    for name, shape in shapes:
+        parts = tuple(f"{prefix}.experts.{expert}.{name}.weight" for expert in range(moe.experts))
+        tensors.append(WeightSpec(f"{prefix}.experts.{name}", (moe.experts, *shape), parts=parts))
+    if moe.latent is not None:
+        tensors += linear_weights(f"{prefix}.fc1_latent_proj", moe.latent, hidden, bias=moe.bias)
+        tensors += linear_weights(f"{prefix}.fc2_latent_proj", hidden, moe.latent, bias=moe.bias)
+    return tensors
 
 
 def canonical_name(name: str) -> str | None:
@@ -240,11 +307,29 @@ def build(
     attention: KernelBackend,
     device: torch.device,
 ) -> Model:
-    """A stack of pre-norm residual layers over these weights, one mixer a layer."""
-    from milepost.models.layers.stack import Stack, mixer_of
+    """A stack of pre-norm residual layers over these weights, one mixer or set of experts a layer."""
+    from milepost.models.layers.stack import Part, Stack, mixer_of
 
     stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
-        stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))
+        if isinstance(layer.feed_forward, MoeSpec):
+            part: Part = _moe_part(layer.feed_forward, weights, f"{prefix}.mixer")
+        else:
+            part = mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack)
+        stack.add(layer.index, weights[f"{prefix}.norm.weight"], part)
     return stack
+
+
+def _moe_part(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Sum:
+    from milepost.models.layers.linear import Linear
+    from milepost.models.layers.mlp import Experts, Relu2Mlp, Sum
+    from milepost.models.layers.router import Router
+
+    bias = weights[f"{prefix}.gate.e_score_correction_bias"]
+    router = Router(moe.router, moe.per_token, Linear(weights[f"{prefix}.gate.weight"]), bias)
+    up, down = (weights[f"{prefix}.experts.{name}_proj"].unbind() for name in ("up", "down"))
+    into, back = f"{prefix}.fc1_latent_proj", f"{prefix}.fc2_latent_proj"
+    latent = None if moe.latent is None else (Linear.of(weights, into), Linear.of(weights, back))
+    experts = Experts(router, up, down, activation=moe.activation, latent=latent)
+    return Sum(experts, Relu2Mlp(weights, f"{prefix}.shared_experts"))

@@ -74,6 +74,16 @@ _FAMILIES = (
     Family(
         "granitemoehybrid", ("granitemoehybrid",), ("GraniteMoeHybridForCausalLM",), "milepost.models.granitemoehybrid"
     ),
+    Family("lfm2", ("lfm2",), ("Lfm2ForCausalLM",), "milepost.models.lfm2"),
+    Family("lfm2_moe", ("lfm2_moe",), ("Lfm2MoeForCausalLM",), "milepost.models.lfm2_moe"),
+    Family("qwen3_next", ("qwen3_next",), ("Qwen3NextForCausalLM",), "milepost.models.qwen3_next"),
+    Family("qwen3_5", ("qwen3_5_text",), ("Qwen3_5ForCausalLM",), "milepost.models.qwen3_5"),
+    Family("qwen3_5_moe", ("qwen3_5_moe_text",), ("Qwen3_5MoeForCausalLM",), "milepost.models.qwen3_5_moe"),
+    Family("mamba", ("mamba",), ("MambaForCausalLM",), "milepost.models.mamba"),
+    Family("olmo_hybrid", ("olmo_hybrid",), ("OlmoHybridForCausalLM",), "milepost.models.olmo_hybrid"),
+    Family("jamba", ("jamba",), ("JambaForCausalLM",), "milepost.models.jamba"),
+    Family("zamba2", ("zamba2",), ("Zamba2ForCausalLM",), "milepost.models.zamba2"),
+    Family("falcon_h1", ("falcon_h1",), ("FalconH1ForCausalLM",), "milepost.models.falcon_h1"),
 )
 
 _OTHER_MODALITIES = ("vision_config", "audio_config", "text_config", "speech_config", "video_config")

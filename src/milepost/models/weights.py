@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ def _stored(name: str, file: Path, entry: Mapping[str, Any], base: int) -> Store
 def match_weights(
     stored: Mapping[str, StoredTensor], wanted: tuple[WeightSpec, ...], canonical: Callable[[str], str | None]
 ) -> dict[str, StoredTensor]:
-    """Pair the model's names with the checkpoint's tensors.
+    """Pair the model's names, or those of a tensor's parts where it is stored in parts, with the checkpoint's tensors.
 
     Raises UnsupportedModel naming up to ten each of the tensors that are missing, extra, misshapen or not floats.
     """
@@ -125,7 +125,7 @@ def match_weights(
         if name in found:
             problems.append(f"{tensor.name} and {found[name].name} are the same tensor")
         found[name] = tensor
-    specs = {spec.name: spec for spec in wanted}
+    specs = {spec.name: spec for whole in wanted for spec in _as_stored(whole, found)}
     missing = [name for name, spec in specs.items() if name not in found and not spec.optional]
     extra = [tensor.name for name, tensor in found.items() if name not in specs]
     shapes = [
@@ -146,6 +146,13 @@ def match_weights(
     return {name: found[name] for name in specs if name in found}
 
 
+def _as_stored(spec: WeightSpec, found: Mapping[str, StoredTensor]) -> tuple[WeightSpec, ...]:
+    """A tensor as the checkpoint holds it: whole, or its parts one by one."""
+    if not spec.parts or spec.name in found:
+        return (spec,)
+    return tuple(replace(spec, name=part, shape=spec.shape[1:], parts=()) for part in spec.parts)
+
+
 def load_weights(
     path: Path,
     wanted: tuple[WeightSpec, ...],
@@ -164,7 +171,8 @@ def load_weights(
 
     matched = match_weights(read_headers(path), wanted, canonical)
     precise = torch.float64 if dtype == torch.float64 else torch.float32
-    keep = {spec.name for spec in wanted if spec.keep_precision}
+    keep = {name for spec in wanted if spec.keep_precision for name in (spec.name, *spec.parts)}
+    merged = {part: (spec, index) for spec in wanted for index, part in enumerate(spec.parts)}
     files: dict[Path, list[str]] = {}
     for name, tensor in matched.items():
         files.setdefault(tensor.file, []).append(name)
@@ -176,7 +184,13 @@ def load_weights(
                 for name in names:
                     value = source.get_tensor(matched[name].name)
                     target = precise if name in keep else dtype
-                    loaded[name] = value.to(device=device, dtype=target).contiguous()
+                    if name in merged:
+                        whole, index = merged[name]
+                        if whole.name not in loaded:
+                            loaded[whole.name] = torch.empty(whole.shape, dtype=target, device=device)
+                        loaded[whole.name][index].copy_(value)
+                    else:
+                        loaded[name] = value.to(device=device, dtype=target).contiguous()
                     done += matched[name].end - matched[name].begin
                     if progress is not None:
                         progress(done, total)

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from milepost.kernels.torchkit.carry import accumulation_dtype, state_before, update_singles
 from milepost.kernels.torchkit.step import Singles, Stretch, TorchStep
-
-_GATHER_BELOW = 16 * 1024
-"""State elements of one slot below which single-token runs are gathered as one batch rather than updated in place."""
 
 
 def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, pool: Tensor, step: TorchStep) -> Tensor:
@@ -32,11 +30,6 @@ def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, pool
     for stretch in step.stretches:
         _scan_stretch(x, dt, a, b, c, d, pool, step, stretch, out)
     return out
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp64 for fp64, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 # --- runs of several tokens -------------------------------------------------------------------------------------------
@@ -83,12 +76,7 @@ def _scan_stretch(
     """One sequence, chunk by chunk: the carry stays in one place, and a capture is a copy of it."""
     wide = accumulation_dtype(x.dtype)
     factors = _factors(dt[stretch.start : stretch.stop], a, stretch, wide)
-    live = pool[stretch.slot]
-    if stretch.fresh:
-        state = torch.zeros(live.shape, dtype=wide, device=live.device)
-    else:
-        state = live.to(wide, copy=True, memory_format=torch.contiguous_format)
-    d = d.to(wide)
+    state, d = state_before(pool, stretch, wide), d.to(wide)
     for index, chunk in enumerate(stretch.chunks):
         here, part = slice(stretch.start + chunk.begin, stretch.start + chunk.end), slice(chunk.begin, chunk.end)
         values, keys, queries = x[here].to(wide), b[here].to(wide), c[here].to(wide)
@@ -99,7 +87,7 @@ def _scan_stretch(
         _advance(state, values, keys, factors.into[part], factors.whole[index])
         for target in chunk.targets:
             pool[target] = state
-    live.copy_(state)
+    pool[stretch.slot] = state
 
 
 def _inside(keys: Tensor, queries: Tensor, cum: Tensor, key: Tensor, d: Tensor, mask: Tensor) -> Tensor:
@@ -142,7 +130,7 @@ def _scan_singles(
 ) -> None:
     """All sequences with one token: one update of the state each, then y."""
     wide = accumulation_dtype(x.dtype)
-    rows, slots = singles.rows, singles.slot_index
+    rows = singles.rows
     values, steps = x.index_select(0, rows).to(wide), dt.index_select(0, rows).to(wide)
     count, heads, head_dim = values.shape
     grouped = (count, b.shape[1], -1, 1)
@@ -152,22 +140,9 @@ def _scan_singles(
         b.index_select(0, rows).to(wide).unsqueeze(2),
         c.index_select(0, rows).to(wide).unsqueeze(2),
     )
-    if singles.fresh_index is not None:
-        # Zeroing a fresh slot keeps whatever it held, NaN too, out of the product below.
-        pool.index_fill_(0, singles.fresh_index, 0)
-    if pool.dtype == wide and pool[0].numel() >= _GATHER_BELOW:
-        # One slot at a time, where it stands: it stays in cache between the three passes.
-        products = torch.stack(
-            [_update(pool[slot], *(part[index] for part in parts)) for index, slot in enumerate(singles.slots)]
-        )
-    else:
-        state = pool.index_select(0, slots).to(wide)
-        products = _update(state, *parts)
-        pool.index_copy_(0, slots, state.to(pool.dtype))
+    products = update_singles(pool, singles, wide, _update, parts)
     y = products.view(count, heads, head_dim).addcmul_(values, d.to(wide).unsqueeze(1))
     out.index_copy_(0, rows, y.to(out.dtype))
-    if singles.capture_targets is not None and singles.capture_sources is not None:
-        pool.index_copy_(0, singles.capture_targets, pool.index_select(0, singles.capture_sources))
 
 
 def _update(state: Tensor, decay: Tensor, pushed: Tensor, keys: Tensor, queries: Tensor) -> Tensor:

@@ -15,13 +15,21 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) over the last dimension, product in fp32.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """(weight + offset) * x / sqrt(mean(x^2) + eps) over the last dimension, sum and product in fp32.
 
-    x [T, channels] in any float dtype; weight [channels]. Returns [T, channels] in weight's dtype.
+    x [..., channels] in any float dtype; weight [channels]. Returns [..., channels] in weight's dtype.
     """
     wide = x.to(accumulation_dtype(weight.dtype))
-    return (wide * _scale(wide, eps)).mul_(weight).to(weight.dtype)
+    factor = weight if offset == 0.0 else weight.to(wide.dtype) + offset
+    return (wide * _scale(wide, eps)).mul_(factor).to(weight.dtype)
+
+
+def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last dimension, in fp32 (fp64 for fp64 input): x [..., channels]."""
+    wide = x.to(accumulation_dtype(x.dtype))
+    norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return wide * norm.square_().add_(eps).rsqrt_()
 
 
 def gated_group_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
@@ -34,6 +42,17 @@ def gated_group_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: 
     blocks = gated.view(gated.shape[0], groups, -1)
     blocks.mul_(_scale(blocks, eps))
     return gated.to(weight.dtype).mul_(weight)
+
+
+def norm_then_gate(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+    """Norm first, then gate: RMS over each of `groups` blocks of channels of y, times weight and silu(gate).
+
+    y, gate [T, channels]; weight [channels]. Returns [T, channels] in weight's dtype.
+    """
+    wide = accumulation_dtype(weight.dtype)
+    blocks = y.to(wide).view(y.shape[0], groups, -1)
+    normed = (blocks * _scale(blocks, eps)).flatten(1).mul_(weight)
+    return normed.mul_(functional.silu(gate.to(wide))).to(weight.dtype)
 
 
 def _scale(x: Tensor, eps: float) -> Tensor:

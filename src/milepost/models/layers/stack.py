@@ -15,12 +15,24 @@ from torch.nn import functional
 
 from milepost.kernels.protocol import KernelBackend, Run
 from milepost.models.layers.attention import AttentionMixer
+from milepost.models.layers.gated_delta import GatedDeltaMixer
 from milepost.models.layers.linear import Linear
+from milepost.models.layers.mamba1 import Mamba1Mixer
 from milepost.models.layers.mamba2 import Mamba2Mixer
 from milepost.models.layers.mlp import GatedMlp, Relu2Mlp
 from milepost.models.layers.norm import accumulation_dtype, rms_norm
+from milepost.models.layers.short_conv import ShortConvMixer
 from milepost.models.protocol import LayerMemory, Memory, ModelStep
-from milepost.models.spec import AttentionSpec, Mamba2Spec, MixerSpec, MlpSpec, ModelSpec
+from milepost.models.spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    ShortConvSpec,
+)
 
 
 class Part(Protocol):
@@ -33,10 +45,10 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One residual block: of which layer, its norm's weight, its part."""
+    """One residual block: of which layer, its norm's weight (None: it reads the stream as it is), its part."""
 
     layer: int
-    norm: Tensor
+    norm: Tensor | None
     part: Part
 
 
@@ -66,7 +78,7 @@ class Stack:
         self._head = Linear(weights.get(head, self._embeddings))
         self._norm = weights[norm]
 
-    def add(self, layer: int, norm: Tensor, part: Part) -> None:
+    def add(self, layer: int, norm: Tensor | None, part: Part) -> None:
         """Append a block."""
         self.blocks.append(Block(layer, norm, part))
 
@@ -89,11 +101,18 @@ class Stack:
             x = x.to(wide)
         if spec.embedding_multiplier != 1.0:
             x = x * spec.embedding_multiplier
-        for block in self.blocks:
-            added = block.part(rms_norm(x, block.norm, spec.norm_eps), memory[block.layer], step)
-            x = x + added if spec.residual_multiplier == 1.0 else x.add(added, alpha=spec.residual_multiplier)
-        logits = self._head(rms_norm(x[rows], self._norm, spec.norm_eps)).to(wide)
+        x = self.run_blocks(x, step, memory)
+        logits = self._head(rms_norm(x[rows], self._norm, spec.norm_eps, spec.norm_offset)).to(wide)
         return logits if spec.logits_divisor == 1.0 else logits.div_(spec.logits_divisor)
+
+    def run_blocks(self, x: Tensor, step: ModelStep, memory: Memory) -> Tensor:
+        """The residual stream [T, hidden] from the embeddings to the last block."""
+        spec = self.spec
+        for block in self.blocks:
+            read = x if block.norm is None else rms_norm(x, block.norm, spec.norm_eps, spec.norm_offset)
+            added = block.part(read, memory[block.layer], step)
+            x = x + added if spec.residual_multiplier == 1.0 else x.add(added, alpha=spec.residual_multiplier)
+        return x
 
 
 def mixer_of(mixer: MixerSpec, weights: Mapping[str, Tensor], prefix: str, stack: Stack) -> Part:
@@ -101,6 +120,12 @@ def mixer_of(mixer: MixerSpec, weights: Mapping[str, Tensor], prefix: str, stack
     match mixer:
         case Mamba2Spec():
             return Mamba2Mixer(mixer, weights, prefix, stack.recurrent_backend)
+        case Mamba1Spec():
+            return Mamba1Mixer(mixer, weights, prefix, stack.recurrent_backend)
+        case GatedDeltaSpec():
+            return GatedDeltaMixer(mixer, weights, prefix, stack.recurrent_backend)
+        case ShortConvSpec():
+            return ShortConvMixer(mixer, weights, prefix, stack.recurrent_backend)
         case AttentionSpec():
             return AttentionMixer(mixer, weights, prefix, stack.attention_backend)
         case MlpSpec():
