@@ -17,6 +17,7 @@ from milepost.models.mixers import (
     DTYPES,
     MAMBA_N_WITHOUT_EFFECT,
     attention_weights,
+    frame_weights,
     mamba2_weights,
     read_attention,
     read_layer_types,
@@ -91,11 +92,7 @@ def _experts(read: ConfigReader) -> MoeSpec:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(_NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(_NAMES[1], (hidden,)),
-        WeightSpec(_NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, _NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         norms = ("input_layernorm", "post_attention_layernorm")

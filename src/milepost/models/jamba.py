@@ -17,6 +17,7 @@ from milepost.models.mixers import (
     DTYPES,
     attention_weights,
     expert_weights,
+    frame_weights,
     mamba1_weights,
     mlp_weights,
     read_attention,
@@ -136,11 +137,7 @@ def _periodic(read: ConfigReader, name: str, period: int, offset: int) -> tuple[
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(_NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(_NAMES[1], (hidden,)),
-        WeightSpec(_NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, _NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("input_layernorm", "pre_ff_layernorm")]

@@ -19,6 +19,7 @@ from milepost.models.mixers import (
     DTYPES,
     attention_weights,
     expert_weights,
+    frame_weights,
     mlp_weights,
     read_attention,
     read_indices,
@@ -130,11 +131,7 @@ def _kinds(read: ConfigReader, count: int) -> list[str]:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.` and with LFM2's own names for common parts replaced."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(_NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(_NAMES[1], (hidden,)),
-        WeightSpec(_NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, _NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("operator_norm", "ffn_norm")]

@@ -15,7 +15,14 @@ from functools import partial
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import DTYPES, mamba1_weights, read_rank, read_token_ids, refuse_variants
+from milepost.models.mixers import (
+    DTYPES,
+    frame_weights,
+    mamba1_weights,
+    read_rank,
+    read_token_ids,
+    refuse_variants,
+)
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import LayerSpec, Mamba1Spec, ModelSpec, WeightSpec
 
@@ -86,11 +93,7 @@ def _first_release(read: ConfigReader, hidden: int, count: int, mixer: Mamba1Spe
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `backbone.`."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec("embeddings.weight", (spec.vocab_size, hidden)),
-        WeightSpec("norm_f.weight", (hidden,)),
-        WeightSpec("lm_head.weight", (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, ("embeddings.weight", "norm_f.weight", "lm_head.weight"))
     for layer in spec.layers:
         tensors.append(WeightSpec(f"layers.{layer.index}.norm.weight", (hidden,)))
         for mixer in layer.mixers:

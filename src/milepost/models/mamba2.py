@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import DTYPES, mamba2_weights, read_token_ids, refuse_variants
+from milepost.models.mixers import (
+    DTYPES,
+    frame_weights,
+    mamba2_weights,
+    read_token_ids,
+    refuse_variants,
+)
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import LayerSpec, Mamba2Spec, ModelSpec, WeightSpec
 
@@ -88,11 +94,7 @@ def _mixer(read: ConfigReader, hidden: int, eps: float) -> Mamba2Spec:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `backbone.`."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec("embeddings.weight", (spec.vocab_size, hidden)),
-        WeightSpec("norm_f.weight", (hidden,)),
-        WeightSpec("lm_head.weight", (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, ("embeddings.weight", "norm_f.weight", "lm_head.weight"))
     for layer in spec.layers:
         tensors.append(WeightSpec(f"layers.{layer.index}.norm.weight", (hidden,)))
         for mixer in layer.mixers:

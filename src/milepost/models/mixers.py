@@ -17,6 +17,7 @@ from milepost.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MlpSpec,
+    ModelSpec,
     MoeSpec,
     RotarySpec,
     ShortConvSpec,
@@ -229,6 +230,16 @@ def refuse_variants(read: ConfigReader) -> None:
 
 
 # --- naming the tensors -------------------------------------------------------------------------------------------------
+
+
+def frame_weights(spec: ModelSpec, names: tuple[str, str, str]) -> list[WeightSpec]:
+    """Embeddings, last norm and head, by a family's names. A tied checkpoint that holds a head all the same uses it."""
+    embeddings, norm, head = names
+    return [
+        WeightSpec(embeddings, (spec.vocab_size, spec.hidden_size)),
+        WeightSpec(norm, (spec.hidden_size,)),
+        WeightSpec(head, (spec.vocab_size, spec.hidden_size), optional=spec.tie_embeddings),
+    ]
 
 
 def mamba2_weights(prefix: str, mixer: Mamba2Spec, hidden: int) -> list[WeightSpec]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from milepost.models.mixers import (
     DTYPES,
     attention_weights,
+    frame_weights,
     linear_weights,
     mamba2_weights,
     mlp_weights,
@@ -242,12 +243,7 @@ def _refuse_variants(read: ConfigReader) -> None:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the checkpoint's prefix (`backbone.` or `model.`)."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec("embeddings.weight", (spec.vocab_size, hidden)),
-        WeightSpec("norm_f.weight", (hidden,)),
-        # A tied checkpoint may hold its head all the same; transformers uses it then, and so does this code.
-        WeightSpec("lm_head.weight", (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, ("embeddings.weight", "norm_f.weight", "lm_head.weight"))
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         tensors.append(WeightSpec(f"{prefix}.norm.weight", (hidden,)))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from milepost.models.mixers import (
     DTYPES,
     attention_weights,
+    frame_weights,
     linear_weights,
     mlp_weights,
     read_attention,
@@ -100,11 +101,7 @@ def _kinds(read: ConfigReader, count: int) -> list[str]:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`, norms by their common names."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(_NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(_NAMES[1], (hidden,)),
-        WeightSpec(_NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, _NAMES)
     for layer in spec.layers:
         prefix, (mixer,) = f"layers.{layer.index}", layer.mixers
         norms = ["post_attention_layernorm", "post_feedforward_layernorm" if layer.attention else "input_layernorm"]

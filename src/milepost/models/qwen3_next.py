@@ -18,6 +18,7 @@ from milepost.models.mixers import (
     DTYPES,
     attention_weights,
     expert_weights,
+    frame_weights,
     linear_weights,
     mlp_weights,
     read_attention,
@@ -145,11 +146,7 @@ def model_weights(
 ) -> tuple[WeightSpec, ...]:
     """The tensors of Qwen's hybrids, which store projections of delta nets in different ways."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(NAMES[1], (hidden,)),
-        WeightSpec(NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         norms = ("input_layernorm", "post_attention_layernorm")

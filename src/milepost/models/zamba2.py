@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from milepost.models.mixers import (
     DTYPES,
     attention_weights,
+    frame_weights,
     linear_weights,
     mamba2_weights,
     read_theta,
@@ -174,11 +175,7 @@ def _attention(read: ConfigReader, hidden: int, rank: int) -> AttentionSpec:
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`; those of a shared block once, at its first use."""
     hidden = spec.hidden_size
-    tensors = [
-        WeightSpec(_NAMES[0], (spec.vocab_size, hidden)),
-        WeightSpec(_NAMES[1], (hidden,)),
-        WeightSpec(_NAMES[2], (spec.vocab_size, hidden), optional=spec.tie_embeddings),
-    ]
+    tensors = frame_weights(spec, _NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         own = f"{prefix}.mamba_decoder" if layer.attention else prefix
