@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FamilyModule(Protocol):
-    """What a family's module offers; `docs/adding-a-model.md` tells how to write one."""
+    """What a family's module offers; `docs/adding_a_model.md` tells how to write one."""
 
     def parse(self, config: Mapping[str, Any]) -> ModelSpec:
         """Read a `config.json`. Raises UnsupportedModel naming the fields that can't be served."""
