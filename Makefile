@@ -3,7 +3,7 @@
 #   make test    lint, types, tests
 #   make bench   figures
 #   make lint    ruff and mypy alone
-#   make clean   what tools leave behind; make distclean: .venv and generated checkpoints too
+#   make clean   what tools leave behind; make distclean: .venv, generated checkpoints and others' planners too
 # PIP_FLAGS goes to every `pip install`, e.g. PIP_FLAGS="--extra-index-url URL" for an index with CPU builds of torch.
 
 VENV ?= .venv
@@ -51,4 +51,4 @@ clean:
 	find src tests training -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .work/bench
+	rm -rf $(VENV) .work/bench .work/planners

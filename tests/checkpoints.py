@@ -103,6 +103,8 @@ def _random(weight: WeightSpec, generator: torch.Generator, depth: int) -> Tenso
         case [_, "dt_bias"]:
             step = uniform(math.log(0.01), math.log(0.3)).exp()
             return step + torch.log(-torch.expm1(-step))  # the inverse of softplus
+        case [_, "recurrent_param"]:
+            return uniform(-7.0, -1.0)  # a, the decay, from 0.08 to 0.99 where its gate is open
         case [_, "D"]:
             return normal(1.0)
         case ["conv1d", "weight"]:

@@ -29,13 +29,13 @@ VOCAB = 97
 _PRIME = 2**31 - 1
 
 
-def fake_spec(*, head_dim: int = 2, state_size: int = 4, max_len: int = 200) -> ModelSpec:
+def fake_spec(*, head_dim: int = 2, state_size: int = 4, max_len: int = 200, window: int | None = None) -> ModelSpec:
     """One recurrent layer and one attention layer, in float64 so that integers are exact."""
     mamba = Mamba2Spec(
         heads=1, head_dim=head_dim, state_size=state_size, groups=1, conv_kernel=2, conv_bias=False, proj_bias=False,
         dt_min=0.0, dt_max=1.0, norm_eps=1e-5,
     )  # fmt: skip
-    attention = AttentionSpec(heads=1, kv_heads=1, head_dim=1, bias=False, scale=1.0)
+    attention = AttentionSpec(heads=1, kv_heads=1, head_dim=1, bias=False, scale=1.0, window=window)
     return ModelSpec(
         family="fake", architecture="Fake", vocab_size=VOCAB, hidden_size=1,
         layers=(LayerSpec(0, (mamba,)), LayerSpec(1, (attention,))),
@@ -49,19 +49,20 @@ def advance(state: int, token: int) -> int:
     return (state * 31 + token + 7) % _PRIME
 
 
-def answer_of(prompt: list[int], count: int) -> list[int]:
+def answer_of(prompt: list[int], count: int, window: int | None = None) -> list[int]:
     """The oracle: what an uncut, uncached, lonely run gives."""
     tokens = list(prompt)
     for _ in range(count):
         state = 0
         for token in tokens:
             state = advance(state, token)
-        tokens.append(_next(state, tokens))
+        tokens.append(_next(state, tokens, window))
     return tokens[len(prompt) :]
 
 
-def _next(state: int, kv: list[int]) -> int:
-    return (state + sum(token * (position + 1) for position, token in enumerate(kv))) % VOCAB
+def _next(state: int, kv: list[int], window: int | None) -> int:
+    first = 0 if window is None else max(0, len(kv) - window)
+    return (state + sum(token * (position + 1) for position, token in enumerate(kv) if position >= first)) % VOCAB
 
 
 @dataclass
@@ -81,24 +82,29 @@ class FakeModel:
             self.fail_next = False
             raise RuntimeError("asked to fail")
         self.runs.append(run)
-        states, window, kv = memory[0].states["recurrent"], memory[0].states["window"], memory[1].kv
+        states, conv, kv = memory[0].states["recurrent"], memory[0].states["window"], memory[1].kv
         logits = torch.zeros(run.tokens, VOCAB)
-        assert kv is not None
+        assert kv is not None and self.spec.layers[1].attention is not None
+        window = self.spec.layers[1].attention.window
         for number in range(run.sequences):
             slot, blocks, start = run.slots[number], run.blocks[number], run.positions[number]
             state = 0 if run.fresh[number] else int(states[slot, 0, 0, 0])
-            assert run.fresh[number] or int(window[slot, 0, 0]) == start % 1024, "window and matrix differ in position"
+            assert run.fresh[number] or int(conv[slot, 0, 0]) == start % 1024, "window and matrix differ in position"
+            gone = (start - window + 1) // run.block_size if window and start >= window else 0
+            assert all((block == -1) == (index < gone) for index, block in enumerate(blocks)), "blocks behind the window"
             at = {c.offset: c.target for c in run.captures if c.sequence == number}
             for offset in range(run.length(number)):
                 row, position = run.starts[number] + offset, start + offset
                 token = int(tokens[row])
                 kv[blocks[position // run.block_size], 0, position % run.block_size] = token
                 state = advance(state, token)
-                seen = [int(kv[blocks[p // run.block_size], 0, p % run.block_size, 0, 0]) for p in range(position + 1)]
-                logits[row, _next(state, seen)] = 1.0
+                first = max(0, position - window + 1) if window else 0
+                reach = range(first, position + 1)
+                seen = [int(kv[blocks[p // run.block_size], 0, p % run.block_size, 0, 0]) for p in reach]
+                logits[row, _next(state, [0] * first + seen, None)] = 1.0
                 for target in [at[offset + 1]] if offset + 1 in at else []:
-                    states[target], window[target] = state, (position + 1) % 1024
-            states[slot], window[slot] = state, (start + run.length(number)) % 1024
+                    states[target], conv[target] = state, (position + 1) % 1024
+            states[slot], conv[slot] = state, (start + run.length(number)) % 1024
         return logits[rows]
 
 
@@ -132,11 +138,15 @@ class Harness:
                 return
         raise AssertionError("the engine did not come to rest")
 
+    def right(self, prompt: list[int], count: int) -> list[int]:
+        """The oracle's answer."""
+        return answer_of(prompt, count, self.engine.store.layout.window)
+
     def run(self, name: str, prompt: list[int], count: int, **more: object) -> Delta:
         """One request from start to end, checked against the oracle."""
         self.submit(name, prompt, count, **more)
         self.finish()
-        assert self.got[name] == answer_of(prompt, count)
+        assert self.got[name] == self.right(prompt, count)
         return self.last[name]
 
 

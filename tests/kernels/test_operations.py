@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from milepost.kernels.protocol import Capture, Run
+from milepost.kernels.protocol import Capture, KernelBackend, Run
 from milepost.kernels.reference import ReferenceBackend
 from milepost.kernels.torch_backend import TorchBackend
 from tests.kernels import operations
@@ -71,6 +71,7 @@ def test_random_ragged_runs(case: Case, lengths: list[int], chunk: int, seed: in
         operations.delta("gated_delta", key_heads=1, share=5, key_dim=9, value_dim=1),
         operations.delta("kda", key_heads=1, key_dim=1, value_dim=5),
         operations.delta("kda", key_heads=3, key_dim=17, value_dim=2),
+        operations.delta("kda", key_heads=5, key_dim=10, value_dim=10),
         operations.mamba1(channels=1, state_size=1),
         operations.mamba1(channels=33, state_size=16),
         operations.rglru(channels=1),
@@ -79,12 +80,40 @@ def test_random_ragged_runs(case: Case, lengths: list[int], chunk: int, seed: in
         operations.attention("softcap", heads=5, kv_heads=5, dim=2, softcap=30.0),
         operations.latent(heads=1, width=4, value_dim=4),
         operations.latent(heads=5, width=9, value_dim=1),
+        operations.latent(heads=3, width=37, value_dim=32),
     ],
     ids=lambda case: case.name,
 )
 def test_odd_sizes(case: Case, dtype: torch.dtype) -> None:
     run = random_run(random.Random(3), [1, 7, 2, 1, 19])
     compare(case, run, case.given(run, dtype, 3), TOLERANCE[dtype], chunk=13)
+
+
+@pytest.mark.parametrize("backend", [REFERENCE, TorchBackend(chunk=5)], ids=["reference", "torch"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        operations.attention("window", heads=6, kv_heads=1, dim=5, window=1),
+        operations.attention("window", heads=5, kv_heads=5, dim=1, window=7),
+        operations.attention("window", heads=3, kv_heads=1, dim=9, window=11),
+        operations.attention("window_softcap", heads=4, kv_heads=2, dim=3, window=4, softcap=1.0),
+    ],
+    ids=lambda case: f"{case.name}{case.window}",
+)
+def test_blocks_that_are_gone_change_no_bit(case: Case, backend: KernelBackend) -> None:
+    """What lay in them is NaN, and -1, read as an index, would be a block of another sequence."""
+    run = random_run(random.Random(6), [1, 7, 2, 1, 19], captures=3, block_size=3, resume=1.0)
+    gone = without_blocks_behind(run, case.window)
+    freed = sorted({block for owned in run.blocks for block in owned} - {block for owned in gone.blocks for block in owned})
+    assert len(freed) >= 3 and run.captures
+    given = case.given(run, torch.float32, 6)
+    poisoned = copy_pool(given.pool)
+    poisoned[freed] = float("nan")
+    wanted, kept = case.run(backend, run, given)
+    found, pool = case.run(backend, gone, replace(given, pool=poisoned))
+    assert torch.equal(found, wanted) and not found.isnan().any()
+    kept[freed] = float("nan")
+    torch.testing.assert_close(pool, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @EACH

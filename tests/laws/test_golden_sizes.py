@@ -212,6 +212,16 @@ def _zamba2(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _recurrent_gemma(entry: dict[str, Any]) -> dict[str, Any]:
+    names = ("block_types", "lru_width", "conv1d_width", "attention_window_size", "head_dim")
+    return {
+        "architectures": ["RecurrentGemmaForCausalLM"],
+        "model_type": "recurrent_gemma",
+        **{name: entry[name] for name in names},
+        **_attention(entry),
+    }
+
+
 PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nemotron_h": _nemotron_h,
     "bamba": _bamba,
@@ -223,6 +233,7 @@ PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "qwen_gdn": _qwen,
+    "recurrent_gemma": _recurrent_gemma,
 }
 """By the golden file's `arch`."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,8 @@ from milepost.state.geometry import geometry_of
 from milepost.state.layout import StateDTypes, layout_of
 from milepost.state.pools import Pools
 from tests.checkpoints import make_nemotron_h
-from tests.fakes import answer_of, harness
+from tests.fakes import fake_spec, harness
+from tests.families import TINY_CONFIGS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -43,14 +43,15 @@ def test_nemotron_h_8b_without_the_golden_file(tmp_path: Path) -> None:
     assert found["kv_bytes_per_token"] == 4 * 2 * 8 * 128 * 2
 
 
-@pytest.mark.parametrize("overrides", [{}, {"hybrid_override_pattern": "M-M", "ssm_state_size": 24}, {"n_groups": 1}])
-def test_bytes_equal_the_sum_of_the_pools_tensors_for_every_dtype(tmp_path: Path, overrides: dict[str, Any]) -> None:
-    spec = load_spec(make_nemotron_h(tmp_path / "m", **overrides))
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+def test_bytes_equal_the_sum_of_the_pools_tensors_for_every_dtype(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIGS[name]))
+    spec = load_spec(tmp_path)
     for kv, window, recurrent in product(DTYPES, DTYPES, DTYPES):
         config = EngineConfig(kv_cache_dtype=kv, mamba_cache_dtype=window, mamba_ssm_cache_dtype=recurrent)  # type: ignore[arg-type]
         settings = settle(config, spec)
         sizes = sizes_of(spec, settings)
-        pools = Pools(settings.layout, geometry_of(settings.layout, 2**20), len(spec.layers))
+        pools = Pools(settings.layout, geometry_of(settings.layout, 2**18), len(spec.layers))
         one_state = sum(pool[0].nbytes for layer in pools.memory for pool in layer.states.values())
         one_block = sum(layer.kv[0].nbytes for layer in pools.memory if layer.kv is not None)
         assert one_state == sizes.state_bytes_per_sequence
@@ -62,8 +63,6 @@ def test_bytes_equal_the_sum_of_the_pools_tensors_for_every_dtype(tmp_path: Path
 @pytest.mark.parametrize("name", ["lfm2-like", "nemotron-like", "falcon-like"])
 def test_rounding_to_pages_wastes_at_most_one_percent(name: str) -> None:
     """States from 40 KB to 300 MB beside 16-token blocks."""
-    from tests.fakes import fake_spec
-
     shape = {"lfm2-like": (8, 40), "nemotron-like": (512, 400), "falcon-like": (1024, 30_000)}[name]
     spec = fake_spec(head_dim=shape[0], state_size=shape[1])
     layout = layout_of(spec, StateDTypes("bfloat16", "bfloat16", "float32"), 16)
@@ -75,8 +74,8 @@ def test_rounding_to_pages_wastes_at_most_one_percent(name: str) -> None:
 def test_as_many_sequences_run_as_doctor_says() -> None:
     """35 (public kind): concurrency is low and no one can see which limit bound it."""
     h = harness(pages=600, max_num_seqs=32, max_num_batched_tokens=4096)
-    longest = max(fit.context for fit in fits(h.engine.parts.settings, 32))
-    said = next(fit for fit in fits(h.engine.parts.settings, 32) if fit.context == longest)
+    longest = max(fit.context for fit in fits(h.engine.parts.settings, 32, 4096))
+    said = next(fit for fit in fits(h.engine.parts.settings, 32, 4096) if fit.context == longest)
     assert said.bound_by == "kv_cache_memory_bytes"
     for number in range(said.sequences + 3):
         h.submit(f"r{number}", [number] * (longest - 2), 2)
@@ -84,7 +83,24 @@ def test_as_many_sequences_run_as_doctor_says() -> None:
     assert len(h.engine.scheduler.running) == said.sequences
     assert h.engine.stats().bound_by == {"kv_cache_memory_bytes": 1}
     h.finish()
-    assert h.got["r1"] == answer_of([1] * (longest - 2), 2)
+    assert h.got["r1"] == h.right([1] * (longest - 2), 2)
+
+
+def test_as_many_run_as_doctor_says_where_attention_has_a_window() -> None:
+    h = harness(pages=300, max_num_seqs=64, max_num_batched_tokens=64, spec=fake_spec(window=30), enable_prefix_caching=False)
+    geometry, layout = h.engine.parts.settings.geometry, h.engine.store.layout
+    said = fits(h.engine.parts.settings, 64, 64)[-1]
+    whole = geometry.pages // (geometry.state_pages + layout.blocks_for(200) * geometry.block_pages)
+    assert said.bound_by == "kv_cache_memory_bytes" and said.sequences > 2 * whole
+    for number in range(said.sequences + 3):
+        h.submit(f"r{number}", [number] * 60, 100)
+    most = 0
+    while "r0" not in h.last:
+        h.engine.step()
+        most = max(most, len(h.engine.scheduler.running))
+    assert most == said.sequences and h.engine.stats().preemptions == 0
+    h.finish()
+    assert h.got["r1"] == h.right([1] * 60, 100)
 
 
 def test_a_budget_too_small_for_one_sequence_is_refused_before_weights_with_the_bytes_needed(tmp_path: Path) -> None:

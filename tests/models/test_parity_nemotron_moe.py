@@ -1,4 +1,4 @@
-"""Nemotron-H with experts (Nemotron-3) against transformers' uncut forward, experts stored one by one and merged, refusals."""
+"""Nemotron-H with experts (Nemotron-3): experts stored one by one and merged, its router in bf16, dialects, refusals."""
 
 from __future__ import annotations
 
@@ -10,71 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from milepost.bench.parity.cases import case
+from milepost.bench.parity.theirs import Theirs
 from milepost.errors import UnsupportedModel
-from milepost.kernels.torch_backend import TorchBackend
-from milepost.models import load_spec
-from milepost.models.loading import load_model
 from milepost.models.nemotron_h import parse
-from milepost.models.protocol import Model
 from milepost.models.spec import MoeSpec
 from tests.checkpoints import nemotron_h_config
-from tests.models.pools import Sequence
-from tests.models.test_parity_mamba2_families import Theirs, agree, transformers
+from tests.models.pools import Sequence, load
 
-_BODY: dict[str, Any] = {
-    "vocab_size": 83, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 32,
-    "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 28,
-}  # fmt: skip
-_PATTERN = ["mamba", "moe", "attention", "moe"]
-
-CASES: dict[str, dict[str, Any]] = {
-    "nano": {
-        **_BODY, "layers_block_type": _PATTERN, "n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
-    },
-    "groups": {
-        **_BODY, "layers_block_type": _PATTERN, "n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
-        "norm_topk_prob": False,
-    },
-    "latent": {
-        **_BODY, "layers_block_type": ["moe", "mamba", "moe", "attention"], "n_routed_experts": 6, "num_experts_per_tok": 2,
-        "moe_latent_size": 12, "routed_scaling_factor": 5.0,
-    },
-    "odd": {
-        **_BODY, "layers_block_type": ["mlp", "moe", "attention", "mamba"], "hidden_size": 30, "n_routed_experts": 5,
-        "num_experts_per_tok": 5, "moe_latent_size": 7, "moe_intermediate_size": 9, "moe_shared_expert_intermediate_size": 11,
-        "mlp_bias": True, "mamba_num_heads": 3, "n_groups": 1, "mamba_head_dim": 20, "ssm_state_size": 24, "conv_kernel": 3,
-        "vocab_size": 61,
-    },
-}  # fmt: skip
+transformers = pytest.importorskip("transformers")
 
 
-def theirs_of(case: str) -> Theirs:
-    """Their model, its clamp of dt undone and its correction biases of a size that matters."""
-    theirs = Theirs("NemotronH", CASES[case])
-    generator = torch.Generator().manual_seed(3)
-    for name, module in theirs.model.named_modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = (0.0, float("inf"))
-        if name.endswith("mixer.gate"):
-            module.e_score_correction_bias.normal_(0.0, 0.3, generator=generator)
-    return theirs
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_states_and_greedy_tokens(case: str, tmp_path: Path) -> None:
-    agree(theirs_of(case), tmp_path)
-
-
-def _load(path: Path, dtype: torch.dtype = torch.float32) -> Model:
-    backend = TorchBackend()
-    return load_model(path, load_spec(path), dtype=dtype, recurrent=backend, attention=backend)
+def theirs_of(config: str) -> Theirs:
+    return Theirs("NemotronH", case("nemotron_h", config).settings)
 
 
 def test_experts_one_by_one_and_merged_are_the_same(tmp_path: Path) -> None:
-    theirs_of("latent").model.save_pretrained(tmp_path)
+    theirs_of("experts-latent").model.save_pretrained(tmp_path)
     tokens = torch.arange(20)
-    single = Sequence(_load(tmp_path)).feed(tokens)
+    single = Sequence(load(tmp_path)).feed(tokens)
     tensors = load_file(tmp_path / "model.safetensors")
     parts = sorted(name for name in tensors if ".experts." in name)
     assert len(parts) == 2 * 2 * 6, "transformers stores experts one by one"
@@ -83,23 +37,23 @@ def test_experts_one_by_one_and_merged_are_the_same(tmp_path: Path) -> None:
             each = [tensors.pop(f"{prefix}.experts.{expert}.{kind}.weight") for expert in range(6)]
             tensors[f"{prefix}.experts.{kind}"] = torch.stack(each)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    torch.testing.assert_close(Sequence(_load(tmp_path)).feed(tokens), single, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(Sequence(load(tmp_path)).feed(tokens), single, rtol=1e-5, atol=1e-5)
 
 
-def test_an_expert_that_is_missing_is_named_before_weights_load(tmp_path: Path) -> None:
-    theirs_of("nano").model.save_pretrained(tmp_path)
+def test_an_expert_that_is_missing_is_named_before_weightsload(tmp_path: Path) -> None:
+    theirs_of("experts").model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (name,) = [name for name in tensors if name.endswith("layers.1.mixer.experts.5.up_proj.weight")]
     tensors.pop(name)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"1 missing tensors: layers\.1\.mixer\.experts\.5\.up_proj\.weight"):
-        _load(tmp_path)
+        load(tmp_path)
 
 
 def test_bfloat16_keeps_the_router_in_fp32(tmp_path: Path) -> None:
-    theirs_of("groups").model.save_pretrained(tmp_path)
+    theirs_of("experts-groups").model.save_pretrained(tmp_path)
     tokens = torch.arange(24)
-    wide, narrow = Sequence(_load(tmp_path)), Sequence(_load(tmp_path, torch.bfloat16), dtype=torch.bfloat16)
+    wide, narrow = Sequence(load(tmp_path)), Sequence(load(tmp_path, dtype=torch.bfloat16), dtype=torch.bfloat16)
     wanted, found = wide.feed(tokens), narrow.feed(tokens)
     assert ((found - wanted).abs().mean() / wanted.abs().mean()).item() < 0.1
 
@@ -118,7 +72,7 @@ def test_pattern_list_and_saved_dialects_agree() -> None:
 
 
 def test_keys_of_transformers_are_known() -> None:
-    theirs = json.loads(json.dumps(transformers.NemotronHConfig(**CASES["groups"]).to_dict()))
+    theirs = json.loads(json.dumps(transformers.NemotronHConfig(**case("nemotron_h", "experts-groups").settings).to_dict()))
     experts = parse(theirs).layers[1].feed_forward
     assert isinstance(experts, MoeSpec)
     assert (experts.router.groups, experts.router.best_groups, experts.router.normalise) == (4, 2, False)

@@ -1,4 +1,4 @@
-"""Zamba2 against transformers' uncut forward: shared blocks, adapters, KV for each use; its dialects and refusals."""
+"""Zamba2: shared blocks stored once, KV for each use, its dialects and refusals."""
 
 from __future__ import annotations
 
@@ -10,52 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from milepost.bench.parity.cases import case
+from milepost.bench.parity.theirs import Theirs
 from milepost.errors import UnsupportedModel
 from milepost.models.spec import ModelSpec
 from milepost.models.zamba2 import parse
 from tests.families import TINY_CONFIGS
-from tests.models.test_parity_mamba2_families import Theirs, agree, transformers
+from tests.models.pools import Sequence, load
 
-_BODY: dict[str, Any] = {
-    "vocab_size": 83, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "n_mamba_heads": 4,
-    "mamba_d_state": 16, "chunk_size": 32, "adapter_rank": 6, "max_position_embeddings": 512,
-}  # fmt: skip
-
-CASES: dict[str, dict[str, Any]] = {
-    "one-block": {
-        **_BODY, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4, "num_mem_blocks": 1,
-    },
-    "two-blocks-adapted": {
-        **_BODY, "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid", "mamba"],
-        "num_hidden_layers": 5, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True,
-        "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "mamba_ngroups": 2,
-    },
-    "grouped-heads": {
-        **_BODY, "layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3, "num_mem_blocks": 3,
-        "num_key_value_heads": 2, "add_bias_linear": True, "tie_word_embeddings": False, "mamba_ngroups": 4,
-    },
-    "odd": {
-        **_BODY, "layers_block_type": ["hybrid", "mamba", "hybrid"], "num_hidden_layers": 3, "num_mem_blocks": 1,
-        "hidden_size": 30, "num_attention_heads": 3, "n_mamba_heads": 3, "mamba_d_state": 24, "mamba_d_conv": 3,
-        "intermediate_size": 37, "adapter_rank": 5, "vocab_size": 61, "use_shared_attention_adapter": True,
-        "use_mem_rope": True, "mamba_expand": 1,
-    },
-}  # fmt: skip
+transformers = pytest.importorskip("transformers")
 
 
-def theirs_of(case: str) -> Theirs:
-    """Their model with its clamp of dt, which only their prefill has, undone."""
-    theirs = Theirs("Zamba2", CASES[case])
-    for module in theirs.model.modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = (0.0, float("inf"))
-    return theirs
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_states_and_greedy_tokens(case: str, tmp_path: Path) -> None:
-    # Against our own fp64 run, transformers' fp32 was off by 4e-4 on a deeper model of this kind, ours by 8e-5.
-    agree(theirs_of(case), tmp_path, tolerance=1e-3 if case == "two-blocks-adapted" else 1e-4)
+def theirs_of(config: str) -> Theirs:
+    return Theirs("Zamba2", case("zamba2", config).settings)
 
 
 def test_weights_are_stored_once_and_kv_is_kept_for_each_use(tmp_path: Path) -> None:
@@ -72,17 +39,11 @@ def test_weights_are_stored_once_and_kv_is_kept_for_each_use(tmp_path: Path) -> 
 
 
 def test_bfloat16_runs(tmp_path: Path) -> None:
-    from milepost.kernels.torch_backend import TorchBackend
-    from milepost.models import load_spec
-    from milepost.models.loading import load_model
-    from tests.models.pools import Sequence
-
     theirs_of("odd").model.save_pretrained(tmp_path)
-    backend, tokens = TorchBackend(), torch.arange(24)
+    tokens = torch.arange(24)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        model = load_model(tmp_path, load_spec(tmp_path), dtype=dtype, recurrent=backend, attention=backend)
-        found.append(Sequence(model, dtype=dtype).feed(tokens))
+        found.append(Sequence(load(tmp_path, dtype=dtype), dtype=dtype).feed(tokens))
     assert ((found[1] - found[0]).abs().mean() / found[0].abs().mean()).item() < 0.3
 
 
@@ -106,7 +67,7 @@ def test_dialects_say_the_same() -> None:
 
 
 def test_keys_of_transformers_are_known() -> None:
-    theirs = json.loads(json.dumps(transformers.Zamba2Config(**CASES["grouped-heads"]).to_dict()))
+    theirs = json.loads(json.dumps(transformers.Zamba2Config(**case("zamba2", "grouped-heads").settings).to_dict()))
     assert [layer.shares for layer in parse(theirs).layers] == [None, 1, 2]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from milepost.state.arena import BlockHandle, Tag
 from milepost.state.retention import Candidate, Costs, first_to_go, value
 from milepost.state.store import StateStore
-from tests.fakes import harness
+from tests.fakes import fake_spec, harness
 
 
 def _tokens(values: list[int]) -> np.ndarray:
@@ -27,7 +27,7 @@ def _publish(store: StateStore, tokens: list[int], salt: str = "") -> bool:
     store.arena.write_tag(handle, Tag("owner", len(tokens)))
     match = store.match(_tokens(tokens), chain)
     whole = match.position // store.layout.block_size
-    blocks: list[BlockHandle] = match.blocks[:whole]
+    blocks: list[BlockHandle | None] = match.blocks[:whole]
     while len(blocks) < store.layout.blocks_for(len(tokens)):
         block = store.take_block()
         assert block is not None
@@ -39,10 +39,10 @@ def _publish(store: StateStore, tokens: list[int], salt: str = "") -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_the_deepest_checkpoint_on_the_path_and_nothing_else(seed: int) -> None:
+@given(seed=st.integers(0, 10**6), window=st.sampled_from([None, 1, 2, 5, 8]))
+def test_the_deepest_checkpoint_on_the_path_and_nothing_else(seed: int, window: int | None) -> None:
     rng = random.Random(seed)
-    h = harness()
+    h = harness(spec=fake_spec(window=window))
     store = h.engine.store
     known: set[tuple[int, ...]] = set()
     for _ in range(40):
@@ -65,8 +65,11 @@ def test_the_deepest_checkpoint_on_the_path_and_nothing_else(seed: int) -> None:
         deepest = max((len(k) for k in known if len(k) < len(tokens) and tuple(tokens[: len(k)]) == k), default=0)
         assert match.position == deepest
         assert len(match.blocks) == store.layout.blocks_for(deepest)
-        for block in match.blocks:
-            assert store.arena.block_holders(block)[0] == 1
+        reached = range(deepest if window is None else min(window - 1, deepest))  # tokens before it that its next one reads
+        for index, block in enumerate(match.blocks):
+            needed = any((deepest - 1 - back) // store.layout.block_size == index for back in reached)
+            assert block is not None or not needed
+            assert block is None or store.arena.block_holders(block)[0] == 1
         store.give_blocks(match.blocks)
         store.release(match)
         assert h.engine.audit() == []

@@ -63,7 +63,10 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
 
     bench = verb("bench", "measure", verbs.bench)
-    bench.add_argument("what", choices=["prefix"], help="prefix: what reuse of long shared prompts saves")
+    bench.add_argument("what", choices=["parity", "planners", "prefix"], help=verbs.BENCHES)
+    bench.add_argument("--family", nargs="+", action="extend", metavar="F", help="parity: these families only")
+    bench.add_argument("--write", metavar="FILE", help="parity, planners: put the table between the markers of this document")
+    bench.add_argument("--planner", nargs="+", action="extend", metavar="NAME", help="planners: these only")
     _add_model(bench, optional=True, default=None)
     bench.add_argument("--size", choices=["tiny", "100m"], help="of the generated checkpoint, where no MODEL is named")
     bench.add_argument("--model-dir", metavar="DIR", help="where the generated checkpoint is kept")

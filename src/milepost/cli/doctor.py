@@ -66,6 +66,8 @@ class DoctorReport:
         table.add_row("  recurrent matrix", f"{_bytes(sizes.recurrent_bytes_per_sequence)}, {sizes.dtypes.recurrent}")
         table.add_row("  convolution window", f"{_bytes(sizes.window_bytes_per_sequence)}, {sizes.dtypes.window}")
         table.add_row("KV of one token", f"{_bytes(sizes.kv_bytes_per_token)}, {sizes.dtypes.kv}")
+        if sizes.attention_window is not None:
+            table.add_row("attention window", f"{sizes.attention_window:,} tokens: KV behind it is freed")
         if sizes.kv_bytes_per_token and sizes.state_bytes_per_sequence:
             equal = sizes.state_bytes_per_sequence / sizes.kv_bytes_per_token
             table.add_row("context at which KV outgrows the state", f"{equal:,.0f} tokens")
@@ -105,7 +107,7 @@ def doctor(config: EngineConfig) -> DoctorReport:
         spec=spec,
         sizes=sizes_of(spec, sized),
         settings=settings,
-        limits=fits(settings, config.max_num_seqs) if settings else (),
+        limits=fits(settings, config.max_num_seqs, config.max_num_batched_tokens) if settings else (),
         backends=backends,
         notes=notes,
         refusals=tuple(refusals),

@@ -22,11 +22,27 @@ from milepost.errors import ConfigError
 from milepost.kernels.select import Choice, Operation, select
 from milepost.models.loading import load_model
 from milepost.models.registry import family_of, load_spec
-from milepost.models.spec import DType, GatedDeltaSpec, Mamba1Spec, Mamba2Spec, ModelSpec, RecurrentSpec, ShortConvSpec
+from milepost.models.spec import (
+    AnyAttentionSpec,
+    AttentionSpec,
+    DType,
+    GatedDeltaSpec,
+    KdaSpec,
+    LatentAttentionSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    ModelSpec,
+    RecurrentSpec,
+    RgLruSpec,
+    ShortConvSpec,
+)
 from milepost.models.weights import weights_identity
 from milepost.state.pools import TORCH_DTYPES, Pools
 from milepost.state.retention import Costs
 from milepost.state.store import StateStore
+
+_CONVOLUTION: Operation = "convolution"
+"""What every recurrent mixer needs beside its scan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +115,30 @@ def end_tokens(path: Path, spec: ModelSpec) -> tuple[int, ...]:
 
 def choices(config: EngineConfig, spec: ModelSpec, settings: Settings) -> tuple[Choice, Choice]:
     """The backends for recurrent layers and for attention, with reasons. Raises ConfigError where none can do it."""
-    dtypes, attention = settings.dtypes, next((layer.attention for layer in spec.attention_layers), None)
-    kv_head_dim = attention.head_dim if attention else 0
-    found = (m for layer in spec.recurrent_layers for m in layer.mixers if isinstance(m, RecurrentSpec))
-    operation, head_dim, state_size = _needs(next(found, None))
+    dtypes = settings.dtypes
+    mixers = [mixer for layer in spec.layers for mixer in layer.mixers]
+    recurrent = [_needs(mixer) for mixer in mixers if isinstance(mixer, RecurrentSpec)]
+    attending = [_attends(mixer) for mixer in mixers if isinstance(mixer, AnyAttentionSpec)]
+    operation, head_dim, state_size = (recurrent or [_needs(None)])[0]
+    attention, kv_head_dim = (attending or [_attends(None)])[0]
     state = dtypes.window if operation == "convolution" else dtypes.recurrent
+    beside = frozenset(need[0] for need in recurrent) | (frozenset({_CONVOLUTION}) if recurrent else frozenset())
+    also = frozenset(need[0] for need in attending)
     return (
-        _choose(operation, "mamba_backend", config.mamba_backend, settings, state, head_dim, state_size),
-        _choose("attention", "attention_backend", config.attention_backend, settings, dtypes.kv, kv_head_dim, None),
+        _choose(operation, "mamba_backend", config.mamba_backend, settings, state, head_dim, state_size, beside),
+        _choose(attention, "attention_backend", config.attention_backend, settings, dtypes.kv, kv_head_dim, None, also),
     )
+
+
+def _attends(mixer: AnyAttentionSpec | None) -> tuple[Operation, int]:
+    """The operation that an attention mixer runs on, and the channels in which a query meets what is stored."""
+    match mixer:
+        case AttentionSpec():
+            return "attention", mixer.head_dim
+        case LatentAttentionSpec():
+            return "latent_attention", mixer.kv_elements_per_token
+        case None:
+            return "attention", 0
 
 
 def _needs(mixer: RecurrentSpec | None) -> tuple[Operation, int | None, int | None]:
@@ -119,6 +150,10 @@ def _needs(mixer: RecurrentSpec | None) -> tuple[Operation, int | None, int | No
             return "mamba1", None, mixer.state_size
         case GatedDeltaSpec():
             return "gated_delta", mixer.value_dim, mixer.key_dim
+        case KdaSpec():
+            return "kda", mixer.value_dim, mixer.key_dim
+        case RgLruSpec():
+            return "rglru", None, None
         case ShortConvSpec():
             return "convolution", None, None
         case None:
@@ -126,7 +161,14 @@ def _needs(mixer: RecurrentSpec | None) -> tuple[Operation, int | None, int | No
 
 
 def _choose(
-    operation: Operation, field: str, name: str, settings: Settings, state: DType, head_dim: int | None, state_size: int | None
+    operation: Operation,
+    field: str,
+    name: str,
+    settings: Settings,
+    state: DType,
+    head_dim: int | None,
+    state_size: int | None,
+    beside: frozenset[Operation],
 ) -> Choice:
     try:
         return select(
@@ -137,6 +179,7 @@ def _choose(
             state_dtype=TORCH_DTYPES[state],
             state_size=state_size,
             head_dim=head_dim,
+            beside=beside,
         )
     except ValueError as error:
         raise ConfigError(f"{field}={name}: {error}", field=field) from error
@@ -145,5 +188,5 @@ def _choose(
 def costs_of(spec: ModelSpec) -> Costs:
     """Multiply-adds of a forward pass: one per weight and token, and q k^T and the sum over v per token of context."""
     weights = sum(math.prod(weight.shape) for weight in family_of(spec).weights(spec))
-    heads = sum(layer.attention.heads * layer.attention.head_dim for layer in spec.attention_layers if layer.attention)
-    return Costs(float(weights), 2.0 * heads)
+    pairs = sum(layer.attention.products_per_pair for layer in spec.attention_layers if layer.attention)
+    return Costs(float(weights), float(pairs))

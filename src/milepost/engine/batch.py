@@ -11,7 +11,7 @@ import numpy as np
 
 from milepost.engine.scheduler import Plan, Share
 from milepost.kernels.protocol import Capture, Run
-from milepost.state.arena import Arena
+from milepost.state.arena import Arena, BlockHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,15 @@ def batch_of(plan: Plan, arena: Arena, block_size: int) -> Batch:
         positions=tuple(share.start for share in plan.shares),
         slots=tuple(arena.state_page(share.sequence.slot) for share in plan.shares if share.sequence.slot is not None),
         fresh=tuple(share.start == 0 for share in plan.shares),
-        blocks=tuple(tuple(arena.block_page(block) for block in share.sequence.blocks) for share in plan.shares),
+        blocks=tuple(tuple(_page(block, arena) for block in share.sequence.blocks) for share in plan.shares),
         block_size=block_size,
         captures=tuple(captures),
     )
     return Batch(run, np.concatenate(tokens).astype(np.int64), np.array(rows, dtype=np.int64), tuple(owners))
+
+
+def _page(block: BlockHandle | None, arena: Arena) -> int:
+    return -1 if block is None else arena.block_page(block)
 
 
 def _prompt_rows(share: Share) -> int:

@@ -303,7 +303,7 @@ class Engine:
     def _audit(self) -> list[Finding]:
         held = [sequence for sequence in self.scheduler.running if sequence.slot is not None]
         slots = [sequence.slot for sequence in held if sequence.slot is not None]
-        return check(self.store, slots, [block for sequence in held for block in sequence.blocks])
+        return check(self.store, slots, [block for sequence in held for block in sequence.blocks if block is not None])
 
     def _stats(self) -> Stats:
         tally, counts = self.scheduler.tally, self.store.counts

@@ -107,6 +107,7 @@ class Scheduler:
             sequence.fed = max(sequence.fed, sequence.computed)
             for capture in share.captures:
                 self._publish(sequence, capture.target, capture.reason)
+            self._slide(sequence)
 
     def cancel(self, plan: Plan) -> None:
         """The step failed: undo what it took. The sequences are the caller's to finish."""
@@ -180,36 +181,34 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence, match: Match, plan: Plan) -> bool:
         """Take a slot and the blocks of the first share; False if the whole prompt would not find room beside the others."""
-        geometry = self.store.arena.geometry
-        shared = match.position // self.store.layout.block_size if match.blocks else 0
-        blocks = self._whole(sequence) - shared
-        promised = sum(max(0, self._whole(other) - len(other.blocks)) for other in self.running)
-        if geometry.state_pages + (blocks + promised) * geometry.block_pages > self.store.available_pages():
+        geometry, layout = self.store.arena.geometry, self.store.layout
+        shared = match.position // layout.block_size if match.blocks else 0
+        gone = min(shared, layout.first_block(match.position))
+        needed = layout.blocks_at_once([each.next_length for each in (*self.running, sequence)], self.token_budget)
+        missing = max(0, needed - (shared - gone) - sum(other.held for other in self.running))
+        if geometry.state_pages + missing * geometry.block_pages > self.store.available_pages():
             return False
         sequence.slot = self.store.take_slot()
         if sequence.slot is None:
             return False
         partial = match.blocks[shared] if shared < len(match.blocks) else None
-        sequence.blocks = match.blocks[:shared]
+        sequence.blocks, sequence.gone = match.blocks[:shared], gone
         end = match.position + min(sequence.length - match.position, self.token_budget - plan.tokens)
         if not self._grow(sequence, end):
             return False
-        if partial is not None:
-            plan.copies.append((partial, sequence.blocks[shared]))
+        own = sequence.blocks[shared] if partial is not None else None
+        if partial is not None and own is not None:
+            plan.copies.append((partial, own))
         return True
-
-    def _whole(self, sequence: Sequence) -> int:
-        """Blocks that a sequence needs to get to its next token."""
-        return self.store.layout.blocks_for(min(sequence.length + 1, sequence.limit))
 
     def _retreat(self, sequence: Sequence, match: Match) -> None:
         """Undo `_enter` and the match: nothing of a rejected admission stays."""
-        kept = [block for block in sequence.blocks if block not in match.blocks]
-        self.store.give_blocks(match.blocks + kept)
+        matched = set(match.blocks)
+        self.store.give_blocks([*match.blocks, *(block for block in sequence.blocks if block not in matched)])
         self.store.release(match)
         if sequence.slot is not None:
             self.store.give_slot(sequence.slot)
-        sequence.slot, sequence.blocks = None, []
+        sequence.slot, sequence.blocks, sequence.gone = None, [], 0
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for so many tokens; False if there is none to be had (those that were taken stay)."""
@@ -220,6 +219,10 @@ class Scheduler:
                 return False
             sequence.blocks.append(block)
         return True
+
+    def _slide(self, sequence: Sequence) -> None:
+        """Give back the blocks that lie behind every window."""
+        self.store.give_blocks(sequence.pass_blocks(self.store.layout.first_block(sequence.computed)))
 
     def _share(self, sequence: Sequence, length: int, plan: Plan) -> None:
         share = Share(sequence, sequence.computed, length)
@@ -259,7 +262,7 @@ class Scheduler:
         else:
             self._publish(sequence, sequence.slot, reason)
         self.store.give_blocks(sequence.blocks)
-        sequence.slot, sequence.blocks, sequence.computed, sequence.spots = None, [], 0, ()
+        sequence.slot, sequence.blocks, sequence.gone, sequence.computed, sequence.spots = None, [], 0, 0, ()
 
     def _refuse(self, limit: str) -> bool:
         self.tally.bound_by[limit] += 1

@@ -35,7 +35,10 @@ class Sequence:
     fed: int = 0
     """Tokens ever fed, also by a life before a preemption."""
     slot: StateHandle | None = None
-    blocks: list[BlockHandle] = field(default_factory=list)
+    blocks: list[BlockHandle | None] = field(default_factory=list)
+    """In order; None where a block lies behind every window."""
+    gone: int = 0
+    """How many of the first blocks are None."""
     spots: tuple[Spot, ...] = ()
     """Positions still to be captured, ascending."""
     covered: int = 0
@@ -69,6 +72,16 @@ class Sequence:
         return self.length - self.prompt_tokens
 
     @property
+    def held(self) -> int:
+        """Blocks that it holds."""
+        return len(self.blocks) - self.gone
+
+    @property
+    def next_length(self) -> int:
+        """Its length when it has got to its next token."""
+        return min(self.length + 1, self.limit)
+
+    @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be picked; 1: it decodes."""
         return self.length - self.computed
@@ -82,6 +95,14 @@ class Sequence:
     def usage(self) -> Usage:
         """Counts for the client."""
         return Usage(self.prompt_tokens, self.generated, self.cached_tokens, dict(self.recomputed))
+
+    def pass_blocks(self, first: int) -> list[BlockHandle | None]:
+        """Part with the blocks before index `first`, which no token reads any more; they are the caller's to give back."""
+        first = max(self.gone, min(first, len(self.blocks)))
+        passed = self.blocks[self.gone : first]
+        self.blocks[self.gone : first] = [None] * len(passed)
+        self.gone = first
+        return passed
 
     def append(self, token: int) -> None:
         """Take a picked token."""

@@ -52,7 +52,7 @@ def settle(config: EngineConfig, spec: ModelSpec, *, check: bool = True) -> Sett
     budget = _budget(config, layout, max_model_len, reasons)
     geometry = geometry_of(layout, budget)
     if check:
-        check_budget(layout, geometry, budget, max_model_len)
+        check_budget(layout, geometry, budget, max_model_len, config.max_num_batched_tokens)
     return Settings(dtype, dtypes, max_model_len, budget, layout, geometry, reasons)
 
 
@@ -118,7 +118,7 @@ def _budget(config: EngineConfig, layout: Layout, max_model_len: int, reasons: d
         reasons["kv_cache_memory_bytes"] = "asked for"
         return config.kv_cache_memory_bytes
     quarter = available_memory() // 4
-    sequence = layout.state_stride + layout.blocks_for(max_model_len) * layout.block_stride
+    sequence = layout.state_stride + layout.blocks_at_once([max_model_len], config.max_num_batched_tokens) * layout.block_stride
     enough = _SPARE_SEQUENCES * config.max_num_seqs * sequence * 102 // 100
     reasons["kv_cache_memory_bytes"] = (
         "a quarter of the free memory"

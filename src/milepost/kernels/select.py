@@ -47,8 +47,9 @@ def select(
     state_dtype: torch.dtype,
     state_size: int | None,
     head_dim: int | None,
+    beside: frozenset[Operation] = frozenset(),
 ) -> Choice:
-    """Pick the backend called `name`, or for `auto` the first that can do it.
+    """Pick the backend called `name`, or for `auto` the first that can do it, and what the same layers need `beside` it.
 
     `state_dtype` is the pool's dtype: of the recurrent state, or of KV for attention. `state_size` and `head_dim` are None
     where an operation has none. Raises ValueError, naming what is supported, for an unknown name or if no backend can.
@@ -59,6 +60,7 @@ def select(
     for candidate in _AUTOMATIC if name == "auto" else (name,):
         backend = _BACKENDS[candidate]()
         lacks = _lacks(backend.capabilities, operation, device, dtype, state_dtype, state_size, head_dim)
+        lacks += _missing(backend.capabilities, beside - {operation})
         if not lacks:
             asked = "asked for by name" if name != "auto" else "first that supports this model"
             reasons.append(f"{candidate}: chosen, {asked}{_notes(backend.capabilities)}")
@@ -94,6 +96,10 @@ def _lacks(
         if not able:
             lacks.append(f"it has no {what}")
     return lacks
+
+
+def _missing(can: Capabilities, beside: frozenset[Operation]) -> list[str]:
+    return [f"operation {operation}, which is needed too, is not supported" for operation in sorted(beside - can.operations)]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _ROTATED = 0.5
 _NAMES = ("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")
-_WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | MAMBA_N_WITHOUT_EFFECT | {"z_loss_coefficient", "partial_rotary_factor"}
+_ATTRIBUTES = "mamba_dt_rank partial_rotary_factor use_mamba_kernels z_loss_coefficient"
+_WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | MAMBA_N_WITHOUT_EFFECT | frozenset(_ATTRIBUTES.split())
 
 
 def parse(config: Mapping[str, Any]) -> ModelSpec:
@@ -45,6 +46,8 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     hidden, eps = read.integer("hidden_size", 4096), read.number("rms_norm_eps", 1e-5)
     mamba = read_mamba_n(read, hidden, eps, heads=128, state_size=256)
     attention = read_attention(read, hidden, kv_heads=8, rotary=_ROTATED)
+    rotated = int(attention.head_dim * _ROTATED)
+    read.unless("attn_rotary_emb", lambda value: value == rotated, f"half of a head is rotated: {rotated}")
     read.choice("hidden_act", "silu", ("silu", "swish"))
     mlp = MlpSpec(read.integer("intermediate_size", 14336), read.flag("mlp_bias", False), "silu", gated=True)
     count = read.integer("num_hidden_layers", 32)

@@ -49,6 +49,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     count = read.integer("num_hidden_layers", 32)
     kinds = read_layer_types(read, "layer_types", count, default="mamba2")
     mamba = read_mamba_n(read, hidden, eps, heads=128, state_size=256)
+    read.choice("normalization_function", "rmsnorm", ("rmsnorm",))
     rotated = read.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope"
     scale = read.number("attention_multiplier", 1.0)
     attention = read_attention(read, hidden, kv_heads=None, scale=scale, rotary=1.0 if rotated else None)

@@ -14,6 +14,8 @@ from milepost.models.spec import (
     AttentionSpec,
     DType,
     GatedDeltaSpec,
+    KdaSpec,
+    LatentAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MlpSpec,
@@ -210,6 +212,20 @@ def read_taken(read: ConfigReader, name: str, experts: int, taken: int, *, least
     return count, chosen
 
 
+def read_groups(read: ConfigReader, name: str, experts: str, count: int, taken: int) -> tuple[int, int]:
+    """Groups of `count` experts, by the key `name`, and from how many of them a token's `taken` experts may come."""
+    groups, best = read.integer(name, 1), read.integer("topk_group", 1)
+    if count % groups or (groups > 1 and count // groups < 2):
+        read.complain(name, f"{name}={groups} doesn't divide {experts}={count} into groups of two or more")
+    if best > groups:
+        read.complain("topk_group", f"topk_group={best} is more than {name}={groups}")
+    if taken > best * (count // groups):
+        read.complain(
+            "num_experts_per_tok", f"num_experts_per_tok={taken} is more than {best} groups of {count // groups} hold"
+        )
+    return groups, best
+
+
 def read_token_ids(read: ConfigReader, name: str) -> tuple[int, ...]:
     """A token id or a list of them; null or missing: none."""
     value = read.raw(name)
@@ -266,11 +282,12 @@ def attention_weights(prefix: str, mixer: AttentionSpec, hidden: int, *, optiona
     """
     q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     queries, read = 2 * q if mixer.gated else q, mixer.input_width or hidden
-    sizes = (("q_proj", queries, read), ("k_proj", kv, read), ("v_proj", kv, read), ("o_proj", hidden, q))
+    out_bias = mixer.bias if mixer.out_bias is None else mixer.out_bias
+    inner = (("q_proj", queries, read, mixer.bias), ("k_proj", kv, read, mixer.bias), ("v_proj", kv, read, mixer.bias))
     tensors = [
         tensor
-        for name, rows, columns in sizes
-        for tensor in linear_weights(f"{prefix}.{name}", rows, columns, bias=mixer.bias, optional=optional_bias)
+        for name, rows, columns, bias in (*inner, ("o_proj", hidden, q, out_bias))
+        for tensor in linear_weights(f"{prefix}.{name}", rows, columns, bias=bias, optional=optional_bias)
     ]
     if mixer.qk_norm is not None:
         widths = (mixer.head_dim, mixer.head_dim) if mixer.qk_norm.per_head else (q, kv)
@@ -307,6 +324,46 @@ def mamba1_weights(prefix: str, mixer: Mamba1Spec, hidden: int) -> list[WeightSp
         norms = (("dt", rank), ("b", state), ("c", state))
         tensors += [WeightSpec(f"{prefix}.{name}_layernorm.weight", (width,)) for name, width in norms]
     return tensors
+
+
+def kda_weights(prefix: str, mixer: KdaSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of Kimi delta attention; A_log and dt_bias keep their precision.
+
+    The convolution may come in three parts where q, k and v are equally wide.
+    """
+    key, value = mixer.key_width, mixer.value_width
+    maps = {"q": key, "k": key, "v": value, "b": mixer.heads, "f_a": mixer.rank, "g_a": mixer.rank}
+    taps = (2 * key + value, 1, mixer.conv_kernel)
+    parts = tuple(f"{prefix}.{name}_conv1d.weight" for name in "qkv" if key == value)
+    return [
+        *(WeightSpec(f"{prefix}.{name}_proj.weight", (rows, hidden)) for name, rows in maps.items()),
+        WeightSpec(f"{prefix}.conv1d.weight", taps, parts=parts, part_shape=(value, 1, mixer.conv_kernel)),
+        WeightSpec(f"{prefix}.f_b_proj.weight", (key, mixer.rank)),
+        WeightSpec(f"{prefix}.g_b_proj.weight", (value, mixer.rank)),
+        WeightSpec(f"{prefix}.A_log", (1, 1, mixer.heads, 1), True),
+        WeightSpec(f"{prefix}.dt_bias", (key,), True),
+        WeightSpec(f"{prefix}.o_norm.weight", (mixer.value_dim,)),
+        WeightSpec(f"{prefix}.o_proj.weight", (hidden, value)),
+    ]
+
+
+def latent_weights(prefix: str, mixer: LatentAttentionSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of latent attention."""
+    rank, queries = mixer.rank, mixer.heads * mixer.key_dim
+    tensors = [
+        *linear_weights(f"{prefix}.kv_a_proj_with_mqa", mixer.kv_elements_per_token, hidden, bias=mixer.bias),
+        WeightSpec(f"{prefix}.kv_a_layernorm.weight", (rank,)),
+        WeightSpec(f"{prefix}.kv_b_proj.weight", (mixer.heads * (mixer.nope_dim + mixer.value_dim), rank)),
+        *linear_weights(f"{prefix}.o_proj", hidden, mixer.heads * mixer.value_dim, bias=mixer.bias),
+    ]
+    if mixer.query_rank is None:
+        return [*tensors, WeightSpec(f"{prefix}.q_proj.weight", (queries, hidden))]
+    return [
+        *tensors,
+        *linear_weights(f"{prefix}.q_a_proj", mixer.query_rank, hidden, bias=mixer.bias),
+        WeightSpec(f"{prefix}.q_a_layernorm.weight", (mixer.query_rank,)),
+        WeightSpec(f"{prefix}.q_b_proj.weight", (queries, mixer.query_rank)),
+    ]
 
 
 def expert_weights(prefix: str, moe: MoeSpec, hidden: int, *, router: str) -> list[WeightSpec]:

@@ -26,6 +26,7 @@ from milepost.models.mixers import (
     linear_weights,
     mamba2_weights,
     mlp_weights,
+    read_groups,
     read_token_ids,
     refuse_variants,
 )
@@ -202,15 +203,7 @@ def _mlp(read: ConfigReader) -> MlpSpec:
 
 def _experts(read: ConfigReader, bias: bool) -> MoeSpec:
     count, taken = read.integer("n_routed_experts", 8), read.integer("num_experts_per_tok", 2)
-    groups, best = read.integer("n_group", 1), read.integer("topk_group", 1)
-    if count % groups or (groups > 1 and count // groups < 2):
-        read.complain("n_group", f"n_group={groups} doesn't divide n_routed_experts={count} into groups of two or more")
-    if best > groups:
-        read.complain("topk_group", f"topk_group={best} is more than n_group={groups}")
-    if taken > best * (count // groups):
-        read.complain(
-            "num_experts_per_tok", f"num_experts_per_tok={taken} is more than {best} groups of {count // groups} hold"
-        )
+    groups, best = read_groups(read, "n_group", "n_routed_experts", count, taken)
     read.unless("n_shared_experts", lambda value: value == 1, "engines disagree on the width of more or fewer than one")
     router = RouterSpec(
         scores="sigmoid",

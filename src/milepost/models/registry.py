@@ -83,6 +83,8 @@ _FAMILIES = (
     Family("olmo_hybrid", ("olmo_hybrid",), ("OlmoHybridForCausalLM",), "milepost.models.olmo_hybrid"),
     Family("jamba", ("jamba",), ("JambaForCausalLM",), "milepost.models.jamba"),
     Family("zamba2", ("zamba2",), ("Zamba2ForCausalLM",), "milepost.models.zamba2"),
+    Family("kimi_linear", ("kimi_linear",), ("KimiLinearForCausalLM",), "milepost.models.kimi_linear"),
+    Family("recurrent_gemma", ("recurrent_gemma",), ("RecurrentGemmaForCausalLM",), "milepost.models.recurrent_gemma"),
     Family("falcon_h1", ("falcon_h1",), ("FalconH1ForCausalLM",), "milepost.models.falcon_h1"),
 )
 

@@ -9,154 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from milepost.models.recurrent import Component as Component
+from milepost.models.recurrent import ComponentName as ComponentName
+from milepost.models.recurrent import GateActivation as GateActivation
+from milepost.models.recurrent import GatedDeltaSpec as GatedDeltaSpec
+from milepost.models.recurrent import KdaSpec as KdaSpec
+from milepost.models.recurrent import Mamba1Spec as Mamba1Spec
+from milepost.models.recurrent import Mamba2Spec as Mamba2Spec
+from milepost.models.recurrent import RecurrentSpec as RecurrentSpec
+from milepost.models.recurrent import RgLruSpec as RgLruSpec
+from milepost.models.recurrent import ShortConvSpec as ShortConvSpec
+
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPE_BYTES: dict[DType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-ComponentName = Literal["window", "recurrent"]
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One tensor of a recurrent layer's state, for one sequence.
-
-    `blocks` are the parts along the first axis that tensor-parallel shards slice one by one (x | B | C).
-    """
-
-    name: ComponentName
-    shape: tuple[int, ...]
-    blocks: tuple[tuple[str, int], ...]
-
-    @property
-    def elements(self) -> int:
-        """Numbers in the tensor."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Spec:
-    """A Mamba-2 mixer (arXiv 2405.21060): `heads` x `head_dim` channels, B and C shared by `groups`.
-
-    `norm`: y is gated by silu(z) and then normed over each group, or the other way round, or only gated.
-    `out_bias`: of the output projection; None: as `proj_bias`. `section_multipliers`: of z, x, B, C and dt, after in_proj.
-    The input and output multipliers scale what a mixer beside others in its layer reads and gives.
-    """
-
-    heads: int
-    head_dim: int
-    state_size: int
-    groups: int
-    conv_kernel: int
-    conv_bias: bool
-    proj_bias: bool
-    dt_min: float
-    dt_max: float
-    norm_eps: float
-    norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
-    out_bias: bool | None = None
-    section_multipliers: tuple[float, ...] | None = None
-    input_multiplier: float = 1.0
-    output_multiplier: float = 1.0
-    kind: Literal["mamba2"] = "mamba2"
-
-    @property
-    def inner(self) -> int:
-        """Channels of x: heads x head_dim."""
-        return self.heads * self.head_dim
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution over x | B | C."""
-        return self.inner + 2 * self.groups * self.state_size
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """Window [conv_channels, conv_kernel - 1] and recurrent matrix [heads, head_dim, state_size]."""
-        group_width = self.groups * self.state_size
-        return (
-            Component(
-                "window",
-                (self.conv_channels, self.conv_kernel - 1),
-                (("x", self.inner), ("B", group_width), ("C", group_width)),
-            ),
-            Component("recurrent", (self.heads, self.head_dim, self.state_size), (("heads", self.heads),)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvSpec:
-    """A gated short convolution (LFM2): out_proj(C * conv(B * x)). Its whole state is the window of B * x."""
-
-    channels: int
-    kernel: int
-    bias: bool
-    kind: Literal["short_conv"] = "short_conv"
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """Window [channels, kernel - 1] and no recurrent matrix."""
-        return (Component("window", (self.channels, self.kernel - 1), (("x", self.channels),)),)
-
-
-@dataclass(frozen=True, slots=True)
-class GatedDeltaSpec:
-    """A gated delta net (arXiv 2412.06464): `heads` value heads share `key_heads` key heads. No bias anywhere.
-
-    `beta_scale` 2 lets the write strength reach 2, so that the transition may have negative eigenvalues.
-    """
-
-    key_heads: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    conv_kernel: int
-    norm_eps: float
-    beta_scale: float = 1.0
-    kind: Literal["gated_delta"] = "gated_delta"
-
-    @property
-    def key_width(self) -> int:
-        """Channels of q, and of k."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_width(self) -> int:
-        """Channels of v, of the gate, and of what comes out."""
-        return self.heads * self.value_dim
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """Window [q | k | v, conv_kernel - 1] and recurrent matrix [heads, key_dim, value_dim]."""
-        key, value = self.key_width, self.value_width
-        return (
-            Component("window", (2 * key + value, self.conv_kernel - 1), (("q", key), ("k", key), ("v", value))),
-            Component("recurrent", (self.heads, self.key_dim, self.value_dim), (("heads", self.heads),)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba1Spec:
-    """A Mamba-1 mixer (arXiv 2312.00752). `norm_eps`: RMS norms stand on dt, B and C (Jamba); None: they don't."""
-
-    inner: int
-    state_size: int
-    dt_rank: int
-    conv_kernel: int
-    conv_bias: bool
-    proj_bias: bool
-    norm_eps: float | None = None
-    kind: Literal["mamba1"] = "mamba1"
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """Window [inner, conv_kernel - 1] and recurrent matrix [inner, state_size]."""
-        blocks = (("x", self.inner),)
-        return (
-            Component("window", (self.inner, self.conv_kernel - 1), blocks),
-            Component("recurrent", (self.inner, self.state_size), blocks),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +62,10 @@ class AttentionSpec:
     """Channels that q, k and v are projected from; None: the model's hidden size."""
     adapter_rank: int = 0
     """Of the low-rank maps that each use of shared weights adds to q, k and v; 0: none."""
+    window: int | None = None
+    """Tokens that a query sees, the last of them itself; None: all."""
+    out_bias: bool | None = None
+    """Of the output projection; None: as `bias`."""
     key_multiplier: float = 1.0
     input_multiplier: float = 1.0
     output_multiplier: float = 1.0
@@ -207,6 +76,56 @@ class AttentionSpec:
         """Numbers that one token adds: K and V."""
         return 2 * self.kv_heads * self.head_dim
 
+    @property
+    def products_per_pair(self) -> int:
+        """Multiply-adds for one query and one token that it sees: q k and the sum over v."""
+        return 2 * self.heads * self.head_dim
+
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Shape of the layer's KV in one block: K and V apart."""
+        return (2, block_size, self.kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention (arXiv 2405.04434): all heads read one row a token, its latent | a shared key part.
+
+    A head's key is `nope_dim` channels made from the latent of `rank`, and the `shared_dim` channels that all heads share;
+    its value is `value_dim` channels made from the latent. Nothing is rotated. `query_rank`: q comes through a normed
+    row of so many channels; None: straight from x. `norm_eps`: of the norms of that row and of the latent. `bias`: of the
+    maps from x and of the output map.
+    """
+
+    heads: int
+    rank: int
+    nope_dim: int
+    shared_dim: int
+    value_dim: int
+    scale: float
+    norm_eps: float
+    query_rank: int | None = None
+    bias: bool = False
+    kind: Literal["latent_attention"] = "latent_attention"
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a head's query and key."""
+        return self.nope_dim + self.shared_dim
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that one token adds: the latent and the shared part of the key."""
+        return self.rank + self.shared_dim
+
+    @property
+    def products_per_pair(self) -> int:
+        """Multiply-adds for one query and one token that it sees, both as wide as the latent row."""
+        return self.heads * (self.kv_elements_per_token + self.rank)
+
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Shape of the layer's KV in one block."""
+        return (block_size, self.kv_elements_per_token)
+
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
@@ -214,7 +133,7 @@ class MlpSpec:
 
     width: int
     bias: bool
-    activation: Literal["relu2", "silu", "gelu"]
+    activation: Literal["relu2"] | GateActivation
     gated: bool = False
     adapter_rank: int = 0
     """Of the low-rank map that each use of shared weights adds to gate and up; 0: none."""
@@ -262,9 +181,9 @@ class MoeSpec:
     kind: Literal["moe"] = "moe"
 
 
-RecurrentSpec = Mamba2Spec | ShortConvSpec | GatedDeltaSpec | Mamba1Spec
-"""Mixers that keep a state: each declares its `components`."""
-MixerSpec = RecurrentSpec | AttentionSpec | MlpSpec
+AnyAttentionSpec = AttentionSpec | LatentAttentionSpec
+"""Mixers that keep KV: each says how many numbers a token adds, and in what shape a block holds them."""
+MixerSpec = RecurrentSpec | AnyAttentionSpec | MlpSpec
 FeedForwardSpec = MlpSpec | MoeSpec
 
 
@@ -284,9 +203,9 @@ class LayerSpec:
         return tuple(c for mixer in self.mixers if isinstance(mixer, RecurrentSpec) for c in mixer.components)
 
     @property
-    def attention(self) -> AttentionSpec | None:
+    def attention(self) -> AnyAttentionSpec | None:
         """The attention mixer of this layer, if it has one."""
-        return next((mixer for mixer in self.mixers if isinstance(mixer, AttentionSpec)), None)
+        return next((mixer for mixer in self.mixers if isinstance(mixer, AnyAttentionSpec)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +232,8 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     """Each layer adds this much of what its mixer, and its feed-forward, gave."""
     logits_divisor: float = 1.0
+    logits_soft_cap: float | None = None
+    """Logits are cap * tanh(logits / cap), after they are divided; None: they aren't capped."""
     norm_offset: float = 0.0
     """Added to the stored weights of the norms between blocks: 1 where they are stored around zero."""
 
@@ -332,7 +253,8 @@ class WeightSpec:
     """One tensor that a checkpoint must hold, under the name that the model knows it by.
 
     `keep_precision`: stays fp32 (fp64 in an fp64 run) whatever the run's dtype. `optional`: used if it is there.
-    `parts`: names under which a checkpoint may hold the slices along the first axis one by one instead.
+    `parts`: names under which a checkpoint may hold equal pieces of it, in order, instead; each of `part_shape`, or, where
+    that is (), a slice along the first axis.
     """
 
     name: str
@@ -340,3 +262,9 @@ class WeightSpec:
     keep_precision: bool = False
     optional: bool = False
     parts: tuple[str, ...] = ()
+    part_shape: tuple[int, ...] = ()
+
+    @property
+    def shape_of_part(self) -> tuple[int, ...]:
+        """Shape of each of the parts."""
+        return self.part_shape or self.shape[1:]

@@ -150,7 +150,7 @@ def _as_stored(spec: WeightSpec, found: Mapping[str, StoredTensor]) -> tuple[Wei
     """A tensor as the checkpoint holds it: whole, or its parts one by one."""
     if not spec.parts or spec.name in found:
         return (spec,)
-    return tuple(replace(spec, name=part, shape=spec.shape[1:], parts=()) for part in spec.parts)
+    return tuple(replace(spec, name=part, shape=spec.shape_of_part, parts=(), part_shape=()) for part in spec.parts)
 
 
 def load_weights(
@@ -188,7 +188,7 @@ def load_weights(
                         whole, index = merged[name]
                         if whole.name not in loaded:
                             loaded[whole.name] = torch.empty(whole.shape, dtype=target, device=device)
-                        loaded[whole.name][index].copy_(value)
+                        loaded[whole.name].view(len(whole.parts), *whole.shape_of_part)[index].copy_(value)
                     else:
                         loaded[name] = value.to(device=device, dtype=target).contiguous()
                     done += matched[name].end - matched[name].begin

@@ -196,7 +196,7 @@ def _block_weights(prefix: str, layer: LayerSpec, hidden: int) -> list[WeightSpe
         WeightSpec(f"{prefix}.input_layernorm.weight", (2 * hidden,)),
         WeightSpec(f"{prefix}.pre_ff_layernorm.weight", (hidden,)),
     ]
-    if layer.attention is not None:
+    if isinstance(layer.attention, AttentionSpec):
         tensors += attention_weights(f"{prefix}.self_attn", layer.attention, hidden)
     if isinstance(layer.feed_forward, MlpSpec):
         mlp, inner = layer.feed_forward, f"{prefix}.feed_forward"
@@ -208,7 +208,7 @@ def _block_weights(prefix: str, layer: LayerSpec, hidden: int) -> list[WeightSpe
 def _adapter_weights(prefix: str, layer: LayerSpec, use: int, hidden: int) -> list[WeightSpec]:
     """The low-rank maps of one use of a shared block: 0 goes down to the rank, 1 comes up from it."""
     maps: list[tuple[str, int, int, int]] = []
-    if layer.attention is not None and layer.attention.adapter_rank:
+    if isinstance(layer.attention, AttentionSpec) and layer.attention.adapter_rank:
         rank, wide = layer.attention.adapter_rank, 2 * hidden
         maps += [(f"{prefix}.self_attn.linear_{name}_adapter_list.{use}", wide, rank, wide) for name in "qkv"]
     if isinstance(layer.feed_forward, MlpSpec):
@@ -256,7 +256,7 @@ def _use(layer: LayerSpec, use: int, weights: Mapping[str, Tensor], stack: Share
     from milepost.models.layers.mlp import GatedMlp
     from milepost.models.layers.shared import SharedUse
 
-    if layer.attention is None:
+    if not isinstance(layer.attention, AttentionSpec):
         raise ValueError(f"layer {layer.index} uses no shared block")
     prefix = f"layers.{layer.shares}.shared_transformer"
     named = {name.removeprefix(f"{prefix}."): tensor for name, tensor in weights.items() if name.startswith(f"{prefix}.")}

@@ -25,6 +25,8 @@ class Sizes:
     window_bytes_per_sequence: int
     recurrent_bytes_per_sequence: int
     dtypes: StateDTypes
+    attention_window: int | None
+    """Tokens whose KV a sequence keeps at most; None: all."""
 
     def to_json(self) -> dict[str, object]:
         """As plain values."""
@@ -58,16 +60,17 @@ def sizes_of(spec: ModelSpec, settings: Settings) -> Sizes:
         window_bytes_per_sequence=window,
         recurrent_bytes_per_sequence=recurrent,
         dtypes=settings.dtypes,
+        attention_window=layout.window,
     )
 
 
-def fits(settings: Settings, max_num_seqs: int) -> tuple[Fit, ...]:
-    """Concurrency at a few lengths up to the longest: the frontier of one budget."""
+def fits(settings: Settings, max_num_seqs: int, step: int) -> tuple[Fit, ...]:
+    """Concurrency at a few lengths up to the longest, in steps of at most `step` tokens: the frontier of one budget."""
     longest = settings.max_model_len
     contexts = sorted({length for length in (1024, 4096, 16384, 65536, 262144) if length < longest} | {longest})
     found = []
     for context in contexts:
-        room = settings.geometry.pages // settings.geometry.pages_for(settings.layout, context)
+        room = settings.geometry.sequences(settings.layout, context, step)
         bound = "max_num_seqs" if room >= max_num_seqs else "kv_cache_memory_bytes"
         found.append(Fit(context, min(room, max_num_seqs), bound))
     return tuple(found)

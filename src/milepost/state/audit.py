@@ -102,7 +102,9 @@ def _node(tree: PrefixTree, node: Node) -> Iterable[Finding]:
         yield Finding("tree", f"the checkpoint at {node.end} says position {node.checkpoint.position}")
     if not tree.arena.geometry.block_pages:
         return
-    size = tree.block_size
-    wanted = set(range(node.start // size, (node.end - 1) // size + 1)) if node.below else set()
+    windowed = tree.layout.window is not None
+    first = tree.layout.first_block(node.end) if windowed else node.start // tree.block_size
+    holds = node.checkpoint is not None if windowed else node.below
+    wanted = set(range(first, (node.end - 1) // tree.block_size + 1)) if holds else set()
     if wanted != set(node.blocks):
         yield Finding("tree", f"{node.start}..{node.end} holds blocks {sorted(node.blocks)}, should hold {sorted(wanted)}")

@@ -24,9 +24,17 @@ class Geometry:
     state_pages: int
     block_pages: int
 
-    def pages_for(self, layout: Layout, tokens: int) -> int:
-        """Pages that one sequence of so many tokens takes: one live slot and its blocks."""
-        return self.state_pages + layout.blocks_for(tokens) * self.block_pages
+    def pages_for(self, layout: Layout, tokens: int, step: int) -> int:
+        """Pages that one sequence of so many tokens takes in steps of at most `step`: one live slot and its blocks."""
+        return self.state_pages + layout.blocks_at_once([tokens], step) * self.block_pages
+
+    def sequences(self, layout: Layout, tokens: int, step: int) -> int:
+        """How many sequences of so many tokens run at once in steps of at most `step` tokens in all."""
+        whole = self.pages // (self.state_pages + layout.blocks_for(tokens) * self.block_pages)
+        if layout.window is None:
+            return whole
+        room = self.pages - -(-step // layout.block_size) * self.block_pages
+        return max(whole, room // (self.state_pages + layout.blocks_kept(tokens) * self.block_pages))
 
 
 def geometry_of(layout: Layout, budget_bytes: int) -> Geometry:
@@ -43,9 +51,9 @@ def geometry_of(layout: Layout, budget_bytes: int) -> Geometry:
     return Geometry(page, budget_bytes // page, -(-state // page), -(-block // page))
 
 
-def check_budget(layout: Layout, geometry: Geometry, budget_bytes: int, max_model_len: int) -> None:
+def check_budget(layout: Layout, geometry: Geometry, budget_bytes: int, max_model_len: int, step: int) -> None:
     """Refuse a budget in which one sequence of the longest length can't run. Raises ConfigError with both sizes."""
-    need = geometry.pages_for(layout, max_model_len)
+    need = geometry.pages_for(layout, max_model_len, step)
     if geometry.pages < need:
         raise ConfigError(
             f"kv_cache_memory_bytes={budget_bytes} is too small for one sequence of max_model_len={max_model_len}: "

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from milepost.models.spec import DTYPE_BYTES, DType, ModelSpec
+from milepost.models.spec import DTYPE_BYTES, AttentionSpec, DType, ModelSpec
 
 PartName = Literal["recurrent", "window", "kv"]
 ALIGNMENT = 8
@@ -51,6 +52,8 @@ class Layout:
     block: tuple[Part, ...]
     block_size: int
     dtypes: StateDTypes
+    window: int | None = None
+    """How many tokens back any attention layer reads, its own included; None: some layer reads all."""
 
     @property
     def state_bytes(self) -> int:
@@ -81,6 +84,21 @@ class Layout:
         """Blocks that hold the KV of so many tokens; 0 for a model without attention."""
         return -(-tokens // self.block_size) if self.block else 0
 
+    def blocks_kept(self, tokens: int) -> int:
+        """Most blocks that a sequence of so many tokens keeps between steps: with a window, those that it still reaches."""
+        blocks = self.blocks_for(tokens)
+        return blocks if self.window is None else min(blocks, -(-(self.window - 1) // self.block_size) + 1)
+
+    def first_block(self, position: int) -> int:
+        """Index of the first block that the token at `position` reads; those before it serve nobody from there on."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // self.block_size
+
+    def blocks_at_once(self, lengths: Iterable[int], step: int) -> int:
+        """Most blocks that sequences of these lengths hold during steps of at most `step` tokens in all."""
+        lengths = list(lengths)
+        whole = sum(map(self.blocks_for, lengths))
+        return whole if self.window is None else min(whole, sum(map(self.blocks_kept, lengths)) + -(-step // self.block_size))
+
     @property
     def digest(self) -> bytes:
         """Hash over every part's layer, name, shape, dtype and offset: two layouts of equal size still differ."""
@@ -97,11 +115,17 @@ def layout_of(spec: ModelSpec, dtypes: StateDTypes, block_size: int) -> Layout:
             wanted.append((layer.index, component.name, component.shape, dtype))
     wanted.sort(key=lambda part: -DTYPE_BYTES[part[3]])
     kv: list[tuple[int, PartName, tuple[int, ...], DType]] = [
-        (layer.index, "kv", (2, block_size, layer.attention.kv_heads, layer.attention.head_dim), dtypes.kv)
+        (layer.index, "kv", layer.attention.block_shape(block_size), dtypes.kv)
         for layer in spec.attention_layers
         if layer.attention is not None
     ]
-    return Layout(_packed(wanted), _packed(kv), block_size, dtypes)
+    return Layout(_packed(wanted), _packed(kv), block_size, dtypes, _window(spec))
+
+
+def _window(spec: ModelSpec) -> int | None:
+    attentions = [layer.attention for layer in spec.attention_layers]
+    windows = [attention.window for attention in attentions if isinstance(attention, AttentionSpec) and attention.window]
+    return max(windows) if windows and len(windows) == len(attentions) else None
 
 
 def _packed(wanted: list[tuple[int, PartName, tuple[int, ...], DType]]) -> tuple[Part, ...]:

@@ -8,19 +8,21 @@ KV beyond the deepest checkpoint serves nobody. Nodes without KV are ghosts: the
 
     root --[0..900)--> A * --[900..964)--> B *      * checkpoint at the node's end
                         \\--[900..950)--> C (ghost)
-    A node owns the blocks that its tokens touch. Where A ends inside a block, B has a block of its own for that index,
+    A node owns the blocks that its tokens touch; where attention has a window, a checkpoint's node owns those in its reach, and
+    no other node any. Where A ends inside a block, B has a block of its own for that index,
     which holds A's tokens too: along a path, the deepest block of an index is the one to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from milepost.state.arena import Arena, BlockHandle, StateHandle
 from milepost.state.fingerprint import Tokens
+from milepost.state.layout import Layout
 from milepost.state.placement import Reason
 
 
@@ -74,9 +76,10 @@ class Walk:
 class PrefixTree:
     """One tree for one root fingerprint (model, layout, tenant)."""
 
-    def __init__(self, arena: Arena, block_size: int) -> None:
+    def __init__(self, arena: Arena, layout: Layout) -> None:
         self.arena = arena
-        self.block_size = block_size
+        self.layout = layout
+        self.block_size = layout.block_size
         self.root = Node(None, 0, np.empty(0, dtype=np.uint32))
         self.ghost_tokens = 0
         self.clock = 0
@@ -101,15 +104,14 @@ class PrefixTree:
             node = child
         return Walk(tuple(path), position, held)
 
-    def blocks_to(self, path: tuple[Node, ...], position: int) -> list[BlockHandle]:
-        """Blocks that hold the KV of the first `position` tokens of a path; the deepest of each index."""
-        found: dict[int, BlockHandle] = {}
-        for node in path:
+    def blocks_to(self, path: tuple[Node, ...], position: int) -> list[BlockHandle | None]:
+        """Blocks that hold the KV of the first `position` tokens of a path, the deepest of each index; None behind a window."""
+        found: dict[int, BlockHandle | None] = dict.fromkeys(range(self.layout.first_block(position)))
+        for node in path if self.layout.window is None else path[-1:]:
             found.update(node.blocks)
-        count = -(-position // self.block_size) if self.arena.geometry.block_pages else 0
-        return [found[index] for index in range(count)]
+        return [found[index] for index in range(self.layout.blocks_for(position))]
 
-    def insert(self, tokens: Tokens, blocks: list[BlockHandle], checkpoint: Checkpoint) -> Node | None:
+    def insert(self, tokens: Tokens, blocks: Sequence[BlockHandle | None], checkpoint: Checkpoint) -> Node | None:
         """Put a checkpoint at the end of `tokens`; the tree holds the blocks from now on, beside their sequence.
 
         Returns the node, or None, having taken nothing, if a checkpoint stands there already.
@@ -125,8 +127,11 @@ class PrefixTree:
             step.below += 1
             if step.below == 1:
                 self.ghost_tokens -= len(step.tokens)
-                self._fill(step, blocks)
+                if self.layout.window is None:
+                    self._fill(step, blocks)
             step = step.parent
+        if self.layout.window is not None:
+            self._hold(node, blocks, self.layout.first_block(node.end))
         return node
 
     def remove(self, node: Node) -> Checkpoint:
@@ -140,10 +145,10 @@ class PrefixTree:
             step.below -= 1
             if step.below == 0:
                 self.ghost_tokens += len(step.tokens)
-                for handle in step.blocks.values():
-                    self.arena.give_block(handle, "tree")
-                step.blocks = {}
+                self._let_go(step)
             step = step.parent
+        if self.layout.window is not None:
+            self._let_go(node)
         return checkpoint
 
     def forget(self, most_ghost_tokens: int) -> None:
@@ -169,6 +174,8 @@ class PrefixTree:
 
     def own_blocks(self, node: Node) -> int:
         """Blocks that the tree holds for this node's checkpoint alone: those of its path up to the next one's."""
+        if self.layout.window is not None:
+            return sum(self.arena.block_holders(handle)[1] == 1 for handle in node.blocks.values())
         count = 0
         step: Node | None = node
         while step is not None and step.below == 1:
@@ -212,6 +219,8 @@ class PrefixTree:
         if node.parent is not None:
             node.parent.children[int(upper.tokens[0])] = upper
         node.parent, node.start, node.tokens = upper, node.start + at, node.tokens[at:]
+        if self.layout.window is not None:
+            return upper
         cut = node.start
         for index, handle in node.blocks.items():
             if index * self.block_size < cut:
@@ -221,21 +230,33 @@ class PrefixTree:
         node.blocks = {index: handle for index, handle in node.blocks.items() if (index + 1) * self.block_size > cut}
         return upper
 
-    def _fill(self, node: Node, blocks: list[BlockHandle]) -> None:
+    def _fill(self, node: Node, blocks: Sequence[BlockHandle | None]) -> None:
         """Hold the blocks that a node's tokens touch. A parent's partial block that ours contains is exchanged for ours."""
-        if not self.arena.geometry.block_pages:
+        if not self.layout.block:
             return
-        first, last = node.start // self.block_size, (node.end - 1) // self.block_size
-        for index in range(first, last + 1):
-            self.arena.hold_block(blocks[index], "tree")
-            node.blocks[index] = blocks[index]
+        first = node.start // self.block_size
+        self._hold(node, blocks, first)
         parent = node.parent
         if node.start % self.block_size and parent is not None:
             old = parent.blocks.get(first)
-            if old is not None and old != blocks[first]:
-                self.arena.hold_block(blocks[first], "tree")
-                parent.blocks[first] = blocks[first]
+            if old is not None and old != node.blocks[first]:
+                self.arena.hold_block(node.blocks[first], "tree")
+                parent.blocks[first] = node.blocks[first]
                 self.arena.give_block(old, "tree")
+
+    def _hold(self, node: Node, blocks: Sequence[BlockHandle | None], first: int) -> None:
+        """Hold blocks from index `first` to a node's end. Raises ValueError for one that is gone already."""
+        for index in range(first, self.layout.blocks_for(node.end)):
+            handle = blocks[index]
+            if handle is None:
+                raise ValueError(f"block {index} of a path of {node.end} tokens is gone, but a checkpoint there needs it")
+            self.arena.hold_block(handle, "tree")
+            node.blocks[index] = handle
+
+    def _let_go(self, node: Node) -> None:
+        for handle in node.blocks.values():
+            self.arena.give_block(handle, "tree")
+        node.blocks = {}
 
 
 def _common(left: Tokens, right: Tokens) -> int:

@@ -7,6 +7,7 @@ The laws kept here: identity before use (5), wrong is a miss (6), shortage is no
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from milepost.errors import OutOfBlocks, OutOfSlots, StaleHandle
@@ -29,8 +30,8 @@ class Match:
     tree: PrefixTree
     position: int = 0
     node: Node | None = None
-    blocks: list[BlockHandle] = field(default_factory=list)
-    """Blocks of the first `position` tokens, held for the sequence; the last one may be partial."""
+    blocks: list[BlockHandle | None] = field(default_factory=list)
+    """Blocks of the first `position` tokens, held for the sequence; the last may be partial, None lie behind the window."""
     shared: int = 0
     """Tokens that the tree has seen, whatever it still holds of them."""
     held: int = 0
@@ -94,7 +95,8 @@ class StateStore:
         found.node, found.position = node, node.end
         found.blocks = tree.blocks_to(walk.path[: walk.path.index(node) + 1], node.end)
         for handle in found.blocks:
-            self.arena.hold_block(handle, "sequence")
+            if handle is not None:
+                self.arena.hold_block(handle, "sequence")
         node.pins += 1
         node.touched = tree.clock
         node.checkpoint.uses += 1
@@ -168,10 +170,11 @@ class StateStore:
         """Give a live slot, or a checkpoint that was never published, back."""
         self.arena.give_state(handle)
 
-    def give_blocks(self, handles: list[BlockHandle]) -> None:
+    def give_blocks(self, handles: Iterable[BlockHandle | None]) -> None:
         """A sequence lets go of its blocks."""
         for handle in handles:
-            self.arena.give_block(handle, "sequence")
+            if handle is not None:
+                self.arena.give_block(handle, "sequence")
 
     def available_pages(self) -> int:
         """Pages that nobody runs on: free ones, and those that eviction could free."""
@@ -183,7 +186,13 @@ class StateStore:
     # --- publishing -----------------------------------------------------------------------------------------------
 
     def publish(
-        self, handle: StateHandle, owner: str, tokens: Tokens, chain: Chain, blocks: list[BlockHandle], reason: Reason
+        self,
+        handle: StateHandle,
+        owner: str,
+        tokens: Tokens,
+        chain: Chain,
+        blocks: Sequence[BlockHandle | None],
+        reason: Reason,
     ) -> bool:
         """Make a written state a checkpoint, at the position that its writer tagged it with. The store owns it now.
 
@@ -259,5 +268,5 @@ class StateStore:
 
     def _tree(self, chain: Chain) -> PrefixTree:
         if chain.root not in self.trees:
-            self.trees[chain.root] = PrefixTree(self.arena, self.layout.block_size)
+            self.trees[chain.root] = PrefixTree(self.arena, self.layout)
         return self.trees[chain.root]

@@ -40,7 +40,7 @@ class AttentionMixer:
         if spec.rotary is not None:
             q, k = rotate(q, step.positions, spec.rotary), rotate(k, step.positions, spec.rotary)
         self.backend.write_kv(k, v, pool, step.attention)
-        y = self.backend.attention(q, pool, spec.scale, step.attention).flatten(1)
+        y = self.backend.attention(q, pool, spec.scale, step.attention, spec.window).flatten(1)
         return self.o_proj(y if gate is None else y * gate.sigmoid())
 
     def _query(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -6,6 +6,7 @@ The law kept here: no memory. What a row gets depends on that row alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.router import Router
 from milepost.models.protocol import LayerMemory, ModelStep
+from milepost.models.spec import GateActivation
 
 
 class Relu2Mlp:
@@ -32,7 +34,7 @@ class Relu2Mlp:
 class GatedMlp:
     """down(silu(gate(x)) * up(x)); gate and up are one product, gate first.
 
-    `multipliers` are those of gate(x), before its activation, and of what down gives. "gelu" may stand for silu.
+    `multipliers` are those of gate(x), before its activation, and of what down gives. A gelu may stand for silu.
     """
 
     def __init__(
@@ -40,19 +42,26 @@ class GatedMlp:
         gate_up: Linear,
         down: Linear,
         multipliers: tuple[float, float] = (1.0, 1.0),
-        activation: Literal["silu", "gelu"] = "silu",
+        activation: GateActivation = "silu",
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.multipliers = multipliers
-        self.activation = functional.silu if activation == "silu" else functional.gelu
+        self.activation = activation_of(activation)
 
     @classmethod
-    def of(cls, weights: Mapping[str, Tensor], prefix: str, multipliers: tuple[float, float] = (1.0, 1.0)) -> GatedMlp:
+    def of(
+        cls,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        multipliers: tuple[float, float] = (1.0, 1.0),
+        activation: GateActivation = "silu",
+    ) -> GatedMlp:
         """From `gate_proj`, `up_proj` and `down_proj`, stored one by one."""
         gate, up = (Linear.of(weights, f"{prefix}.{name}_proj") for name in ("gate", "up"))
         bias = None if gate.bias is None or up.bias is None else torch.cat((gate.bias, up.bias))
-        return cls(Linear(torch.cat((gate.weight, up.weight)), bias), Linear.of(weights, f"{prefix}.down_proj"), multipliers)
+        both, down = Linear(torch.cat((gate.weight, up.weight)), bias), Linear.of(weights, f"{prefix}.down_proj")
+        return cls(both, down, multipliers, activation)
 
     def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor:
         """x [T, hidden] to [T, hidden]."""
@@ -127,6 +136,17 @@ class Sum:
         for part in self.parts[1:]:
             total = total + part(x, memory, step)
         return total
+
+
+def activation_of(name: GateActivation) -> Callable[[Tensor], Tensor]:
+    """The function by its name."""
+    match name:
+        case "silu":
+            return functional.silu
+        case "gelu":
+            return functional.gelu
+        case "gelu_tanh":
+            return partial(functional.gelu, approximate="tanh")
 
 
 def _relu2(x: Tensor) -> Tensor:

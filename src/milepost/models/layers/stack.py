@@ -16,21 +16,27 @@ from torch.nn import functional
 from milepost.kernels.protocol import KernelBackend, Run
 from milepost.models.layers.attention import AttentionMixer
 from milepost.models.layers.gated_delta import GatedDeltaMixer
+from milepost.models.layers.kda import KdaMixer
+from milepost.models.layers.latent import LatentAttentionMixer
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.mamba1 import Mamba1Mixer
 from milepost.models.layers.mamba2 import Mamba2Mixer
 from milepost.models.layers.mlp import GatedMlp, Relu2Mlp
 from milepost.models.layers.norm import accumulation_dtype, rms_norm
+from milepost.models.layers.rglru import RgLruMixer
 from milepost.models.layers.short_conv import ShortConvMixer
 from milepost.models.protocol import LayerMemory, Memory, ModelStep
 from milepost.models.spec import (
     AttentionSpec,
     GatedDeltaSpec,
+    KdaSpec,
+    LatentAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
     ModelSpec,
+    RgLruSpec,
     ShortConvSpec,
 )
 
@@ -103,7 +109,9 @@ class Stack:
             x = x * spec.embedding_multiplier
         x = self.run_blocks(x, step, memory)
         logits = self._head(rms_norm(x[rows], self._norm, spec.norm_eps, spec.norm_offset)).to(wide)
-        return logits if spec.logits_divisor == 1.0 else logits.div_(spec.logits_divisor)
+        logits = logits if spec.logits_divisor == 1.0 else logits.div_(spec.logits_divisor)
+        cap = spec.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def run_blocks(self, x: Tensor, step: ModelStep, memory: Memory) -> Tensor:
         """The residual stream [T, hidden] from the embeddings to the last block."""
@@ -124,10 +132,16 @@ def mixer_of(mixer: MixerSpec, weights: Mapping[str, Tensor], prefix: str, stack
             return Mamba1Mixer(mixer, weights, prefix, stack.recurrent_backend)
         case GatedDeltaSpec():
             return GatedDeltaMixer(mixer, weights, prefix, stack.recurrent_backend)
+        case KdaSpec():
+            return KdaMixer(mixer, weights, prefix, stack.recurrent_backend)
         case ShortConvSpec():
             return ShortConvMixer(mixer, weights, prefix, stack.recurrent_backend)
+        case RgLruSpec():
+            return RgLruMixer(mixer, weights, prefix, stack.recurrent_backend)
         case AttentionSpec():
             return AttentionMixer(mixer, weights, prefix, stack.attention_backend)
+        case LatentAttentionSpec():
+            return LatentAttentionMixer(mixer, weights, prefix, stack.attention_backend)
         case MlpSpec():
             return GatedMlp.of(weights, prefix) if mixer.gated else Relu2Mlp(weights, prefix)
 
