@@ -222,6 +222,53 @@ def _recurrent_gemma(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mamba2_hybrid(entry: dict[str, Any]) -> dict[str, Any]:
+    """The first release's dialect, which names no architecture."""
+    return {
+        "d_model": entry["hidden_size"],
+        "d_intermediate": 0,
+        "n_layer": entry["num_layers"],
+        "vocab_size": 50277,
+        "ssm_cfg": {"layer": "Mamba2"},
+        "attn_layer_idx": entry["attention_layer_indices"],
+        "attn_cfg": {
+            "causal": True,
+            "d_conv": entry["attn_d_conv"],
+            "head_dim": entry["head_dim"],
+            "num_heads": entry["num_attention_heads"],
+            "out_proj_bias": False,
+            "qkv_proj_bias": False,
+            "rotary_emb_dim": entry["rotary_emb_dim"],
+        },
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 16,
+        "tie_embeddings": True,
+    }
+
+
+def _hymba(entry: dict[str, Any]) -> dict[str, Any]:
+    count = entry["num_layers"]
+    return {
+        "architectures": ["HymbaForCausalLM"],
+        "attn_hidden_size": -1,
+        "attn_implementation_new": "flex",
+        "conv_dim": {f"{layer}": entry["conv_dim"] for layer in range(count)},
+        "global_attn_idx": entry["global_attn_idx"],
+        "kq_head_dim": -1,
+        "kv_reuse_group": [[1, 2], [3, 4], [16, 17, 18]],
+        "layer_type": ["h"] * count,
+        "mamba_d_conv": entry["mamba_d_conv"],
+        "mamba_d_state": entry["mamba_d_state"],
+        "mamba_dt_rank": 100,
+        "model_type": "hymba",
+        "num_memory_tokens": entry["num_meta_tokens"],
+        "sliding_window": entry["sliding_window"],
+        **_attention(entry),
+    }
+
+
 PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nemotron_h": _nemotron_h,
     "bamba": _bamba,
@@ -233,18 +280,21 @@ PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "qwen_gdn": _qwen,
+    "mamba2_hybrid": _mamba2_hybrid,
+    "hymba": _hymba,
     "recurrent_gemma": _recurrent_gemma,
 }
 """By the golden file's `arch`."""
 
 
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the golden sizes are not part of a clone")
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry["config"]["arch"] in PUBLISHED])
+@pytest.mark.parametrize("name", ENTRIES)
 def test_doctor_equals_the_golden_sizes(name: str, tmp_path: Path) -> None:
     """34, 37 (public kinds): a shape computed in two places that disagree; every layer counted as attention."""
     entry, expect = ENTRIES[name]["config"], ENTRIES[name]["expect"]
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[entry["arch"]](entry)))
-    found = doctor(EngineConfig(model=str(tmp_path / "config.json"))).to_json()
+    config = EngineConfig(model=str(tmp_path / "config.json"), kv_cache_dtype="bfloat16", mamba_cache_dtype="bfloat16")
+    found = doctor(config).to_json()
     assert found["attention_layers"] == expect["attention_layers"]
     assert found["recurrent_layers"] == expect["recurrent_layers"]
     assert found["state_bytes_per_layer"] == expect["state_bytes_per_layer_fp32_bf16"]

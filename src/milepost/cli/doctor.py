@@ -7,7 +7,7 @@ The law kept here: say why (law 10), and say everything that is wrong at once, n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from milepost.config import EngineConfig
 from milepost.embedded import resolve_model
 from milepost.engine.settings import Settings, settle
 from milepost.errors import ConfigError
-from milepost.models.registry import load_spec
+from milepost.models.registry import load_spec, sized_only
 from milepost.models.spec import ModelSpec
 from milepost.plan.sizes import Fit, Sizes, fits, sizes_of
 
@@ -91,17 +91,20 @@ class DoctorReport:
 def doctor(config: EngineConfig) -> DoctorReport:
     """Examine a model. Raises ConfigError or UnsupportedModel only if its config.json can't be read as a model's."""
     path = _directory(config.model)
-    spec = load_spec(path)
+    spec = load_spec(path, sized=True)
     refusals: list[str] = []
+    only = sized_only(spec)
+    if only is not None:
+        refusals.append(f"architecture {spec.architecture} can be sized but not served")
     settings = _tried(lambda: settle(config, spec), refusals)
-    sized = settings or settle(EngineConfig(model=config.model), spec, check=False)
+    sized = settings or settle(replace(config, max_model_len=None, kv_cache_memory_bytes=None), spec, check=False)
     backends: dict[str, tuple[str, ...]] = {}
-    if settings is not None:
+    if settings is not None and only is None:
         from milepost.engine.assembly import choices
 
         chosen = _tried(lambda: choices(config, spec, sized), refusals)
         backends = {choice.operation: choice.reasons for choice in chosen or ()}
-    notes = _files(path, spec, config, refusals)
+    notes = (f"not counted: {only.uncounted}",) if only else _files(path, spec, config, refusals)
     return DoctorReport(
         model=config.model,
         spec=spec,

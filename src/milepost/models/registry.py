@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from milepost.errors import ConfigError, UnsupportedModel
 from milepost.models.reader import read_json
 from milepost.models.spec import ModelSpec, WeightSpec
+from milepost.models.state_spaces import HYBRID, is_dialect, translate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +62,8 @@ class Family:
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     module: str
+    uncounted: str = ""
+    """What a size leaves out, of a family that can be sized but not served."""
 
     def load(self) -> FamilyModule:
         """Import the family's module."""
@@ -88,6 +91,24 @@ _FAMILIES = (
     Family("falcon_h1", ("falcon_h1",), ("FalconH1ForCausalLM",), "milepost.models.falcon_h1"),
 )
 
+_SIZED = (
+    Family(
+        "mamba2_hybrid",
+        (),
+        (HYBRID,),
+        "milepost.models.state_spaces",
+        "the small convolution windows over q, k and v in attention layers",
+    ),
+    Family(
+        "hymba",
+        ("hymba",),
+        ("HymbaForCausalLM",),
+        "milepost.models.hymba",
+        "that neighbouring layers share their KV, and the learnt tokens before each prompt",
+    ),
+)
+"""Families whose memory is known, so that they can be sized beside the others; nothing here runs them."""
+
 _OTHER_MODALITIES = ("vision_config", "audio_config", "text_config", "speech_config", "video_config")
 
 
@@ -104,8 +125,13 @@ def family_of(spec: ModelSpec) -> FamilyModule:
     raise UnsupportedModel(f"family={spec.family!r} is unknown (known: {_known()})", field="family")
 
 
-def load_spec(path: Path) -> ModelSpec:
-    """Parse `path`/config.json.
+def sized_only(spec: ModelSpec) -> Family | None:
+    """The family of a spec that can be sized but not served; None if it can be served."""
+    return next((family for family in _SIZED if family.name == spec.family), None)
+
+
+def load_spec(path: Path, *, sized: bool = False) -> ModelSpec:
+    """Parse `path`/config.json. `sized`: also of a family that isn't served, whose memory is known all the same.
 
     Raises ConfigError if there is no such file or if it isn't a JSON object, and UnsupportedModel, naming the fields,
     for an unknown architecture, an unknown key, a quantised or multimodal checkpoint, or a value that can't work.
@@ -113,20 +139,29 @@ def load_spec(path: Path) -> ModelSpec:
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory; give one with config.json and safetensors", field="model")
     config = read_json(path / "config.json")
+    return parse_config(config, sized=sized)
+
+
+def parse_config(config: dict[str, Any], *, sized: bool = False) -> ModelSpec:
+    """A spec from the object in a `config.json`. Raises UnsupportedModel, as `load_spec` does."""
     _refuse_by_key(config)
-    return _find(config).load().parse(config)
+    if is_dialect(config):
+        config = translate(config)
+    return _find(config, _FAMILIES + _SIZED if sized else _FAMILIES).load().parse(config)
 
 
-def _find(config: dict[str, Any]) -> Family:
+def _find(config: dict[str, Any], known: tuple[Family, ...]) -> Family:
     model_type, architectures = config.get("model_type"), config.get("architectures") or []
     if not isinstance(architectures, list):
         raise UnsupportedModel(f"architectures={architectures!r} is not a list of names", field="architectures")
-    for family in _FAMILIES:
+    for family in known:
         if architectures and any(name in family.architectures for name in architectures):
             return family
         if not architectures and model_type in family.model_types:
             return family
     named = f"architectures={architectures}" if architectures else f"model_type={model_type!r}"
+    if known is _FAMILIES and any(name in family.architectures for family in _SIZED for name in architectures):
+        named += " can be sized but not served: it"
     raise UnsupportedModel(
         f"{named} is not supported (supported: {_known()})", field="architectures" if architectures else "model_type"
     )
@@ -142,7 +177,9 @@ def _refuse_by_key(config: dict[str, Any]) -> None:
         )
     for name in _OTHER_MODALITIES:
         if config.get(name) is not None:
-            raise UnsupportedModel(f"{name} is not supported: only text models are served", field=name)
+            raise UnsupportedModel(
+                f"{name} is not supported: only text models are served, whose config isn't nested in another", field=name
+            )
 
 
 def _known() -> str:
