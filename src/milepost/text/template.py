@@ -136,18 +136,23 @@ def _ends(render: _Render, messages: Sequence[Message], text: str, whole: bool) 
     found: list[tuple[int, BoundaryReason]] = []
     if render.tools and messages[0].fields["role"] not in ("system", "developer"):
         found.append((_preamble_end(render, messages[0], text), "message_end"))
+    ends = _prefix_ends(render, messages, text)
+    if whole:
+        ends[-1] = len(text)
     cursor = 0
     for index, message in enumerate(messages):
-        last = index == len(messages) - 1
-        end = len(text) if last and whole else _prefix_end(render, messages[: index + 1], text, cursor)
-        limit = len(text) if end is None else end
+        end = ends[index]
+        limit = end if end is not None else next((later for later in ends[index:] if later is not None), len(text))
         span = _locate(text, message.content, cursor, limit, from_right=end is not None)
+        if span is None and message.marks:  # written elsewhere: a system message inside the last user's
+            span = _locate(text, message.content, 0, len(text), from_right=True)
+            end = end if end is not None or span is None else min(span.end, limit)
         if span is not None:
             found += [(min(max(span.start, span.origin + mark), span.end), "client_mark") for mark in message.marks]
             end = span.end if end is None else end
         if end is not None:
             found.append((end, "client_mark" if message.marked else "message_end"))
-            cursor = end
+            cursor = max(cursor, end)
     return found
 
 
@@ -162,12 +167,19 @@ def _preamble_end(render: _Render, first: Message, text: str) -> int:
     return next((index for index, (one, two) in enumerate(pairs) if one != two), min(len(text), len(rendered)))
 
 
-def _prefix_end(render: _Render, messages: Sequence[Message], text: str, cursor: int) -> int | None:
-    try:
-        prefix = render(messages, add_generation_prompt=False)
-    except RequestError:
-        return None
-    return len(prefix) if cursor < len(prefix) and text.startswith(prefix) else None
+def _prefix_ends(render: _Render, messages: Sequence[Message], text: str) -> list[int | None]:
+    """Where the talk up to each message ends in the whole; None where the template refuses it or writes it otherwise."""
+    ends: list[int | None] = []
+    reached = 0
+    for count in range(1, len(messages) + 1):
+        try:
+            prefix = render(messages[:count], add_generation_prompt=False)
+        except RequestError:
+            prefix = ""
+        known = reached < len(prefix) and text.startswith(prefix)
+        reached = len(prefix) if known else reached
+        ends.append(reached if known else None)
+    return ends
 
 
 @dataclass(frozen=True, slots=True)
