@@ -43,7 +43,7 @@ class Storage(Protocol):
     """What happens to bytes when pages change hands."""
 
     def move(self, source: int, target: int, pages: int) -> None:
-        """Copy pages; the two ranges don't overlap."""
+        """Copy pages as they were before the copy, even if the two ranges overlap."""
         ...
 
     def freed(self, page: int, pages: int) -> None:
@@ -229,7 +229,7 @@ class Arena:
             return 0
         starts = np.flatnonzero(self._window(self.owner != FREE, pages) == 0)
         if not starts.size:
-            return self._compact(pages)
+            return self._gather(pages, high=high)
         offset = self.geometry.pages if high else 0  # on a grid from its own end, units of one kind leave no gaps
         grid = starts[(offset - starts) % pages == 0]
         starts = grid if grid.size else starts
@@ -240,46 +240,34 @@ class Arena:
         sums = np.concatenate(([0], np.cumsum(values)))
         return sums[pages:] - sums[:-pages]
 
-    def _compact(self, pages: int) -> int | None:
-        """Empty the window of `pages` that holds the fewest used pages by moving what is in it elsewhere.
+    def _gather(self, pages: int, *, high: bool) -> int:
+        """Make one gap out of free pages that lie scattered, by sliding down what stands between them.
 
-        Windows that cut a unit in two are left out: then what stands in the window is exactly what must move,
-        and, since the window has at least as many pages as are moved, the free pages outside it are at most
-        scattered; a unit that finds no place there makes the window useless, and the next one is tried.
+        Of all runs of `pages` free pages, the one is taken that spans the fewest used ones. Units never cross the ends of
+        such a span, since both are free, so this always succeeds; a unit may slide by less than its size.
         """
-        used = self.owner != FREE
-        edges = np.empty(self.geometry.pages + 1, dtype=bool)
-        edges[0] = edges[-1] = True
-        edges[1:-1] = (self.owner[1:] != self.owner[:-1]) | ~used[1:]
-        cost = self._window(used, pages)
-        whole = edges[: cost.size] & edges[pages : pages + cost.size]
-        for start in np.argsort(np.where(whole, cost, self.geometry.pages + 1), kind="stable")[:64]:
-            if whole[start] and self._empty(int(start), pages):
-                return int(start)
-        return None
+        free = np.flatnonzero(self.owner == FREE)
+        spans = free[pages - 1 :] - free[: free.size - pages + 1]
+        best = spans.size - 1 - int(spans[::-1].argmin()) if high else int(spans.argmin())
+        page = target = int(free[best])
+        end = int(free[best + pages - 1]) + 1
+        while page < end:
+            owner = int(self.owner[page])
+            size = 1 if owner == FREE else self._size(owner)
+            if owner != FREE:
+                self._slide(owner, page, target, size)
+                target += size
+            page += size
+        return target
 
-    def _empty(self, start: int, pages: int) -> bool:
-        inside = np.unique(self.owner[start : start + pages])
-        plan: list[tuple[_Unit, int, int, int]] = []
-        taken = self.owner != FREE
-        taken[start : start + pages] = True
-        for owner in sorted((int(o) for o in inside if o != FREE), key=lambda o: -self._size(o)):
-            size = self._size(owner)
-            places = np.flatnonzero(self._window(taken, size) == 0)
-            if not places.size:
-                return False
-            target = int(places[0] if owner % 2 else places[-1])
-            taken[target : target + size] = True
-            unit = (self.blocks if owner % 2 else self.states)[owner // 2]
-            plan.append((unit, owner, size, target))
-        for unit, owner, size, target in plan:
-            source = unit.page
-            self.storage.move(source, target, size)
-            self._clear(source, size)
-            unit.page = target
-            self.owner[target : target + size] = owner
-            self.moves += 1
-        return True
+    def _slide(self, owner: int, source: int, target: int, pages: int) -> None:
+        """Move a unit down."""
+        self.storage.move(source, target, pages)
+        self.owner[target : target + pages] = owner
+        (self.blocks if owner % 2 else self.states)[owner // 2].page = target
+        left = max(source, target + pages)
+        self._clear(left, source + pages - left)
+        self.moves += 1
 
     def _size(self, owner: int) -> int:
         return self.geometry.block_pages if owner % 2 else self.geometry.state_pages

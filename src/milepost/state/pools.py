@@ -44,8 +44,9 @@ class Pools:
         return self.buffer.numel()
 
     def move(self, source: int, target: int, pages: int) -> None:
-        """Copy pages; the two ranges don't overlap."""
-        self._bytes(target, pages).copy_(self._bytes(source, pages))
+        """Copy pages as they were before the copy, even if the two ranges overlap."""
+        held = self._bytes(source, pages)
+        self._bytes(target, pages).copy_(held.clone() if abs(source - target) < pages else held)
 
     def freed(self, page: int, pages: int) -> None:
         """Poison pages that belong to nobody, where asked for."""
