@@ -12,30 +12,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
+from milepost.models.body import Body, body_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     MAMBA_N_WITHOUT_EFFECT,
-    attention_weights,
-    frame_weights,
-    mamba2_weights,
-    mlp_weights,
     read_attention,
+    read_common,
     read_mamba_n,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
-from milepost.models.spec import AttentionSpec, LayerSpec, Mamba2Spec, MlpSpec, ModelSpec, WeightSpec
+from milepost.models.spec import LayerSpec, MlpSpec, ModelSpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _ROTATED = 0.5
-_NAMES = ("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    mixers={"mamba2": "mamba", "attention": "self_attn"},
+    feed_forward="feed_forward",
+)
 _ATTRIBUTES = "mamba_dt_rank partial_rotary_factor use_mamba_kernels z_loss_coefficient"
 _WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | MAMBA_N_WITHOUT_EFFECT | frozenset(_ATTRIBUTES.split())
 
@@ -55,16 +54,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="bamba",
         architecture="BambaForCausalLM",
-        vocab_size=read.integer("vocab_size", 128000),
         hidden_size=hidden,
         layers=tuple(LayerSpec(i, (attention if i in attending else mamba,), mlp) for i in range(count)),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 262144),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=128000, tied=False, positions=262144),
     )
     refuse_variants(read)
     read.finish(_WITHOUT_EFFECT)
@@ -81,19 +74,7 @@ def _attention_layers(read: ConfigReader, count: int) -> frozenset[int]:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("input_layernorm", "pre_ff_layernorm")]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, Mamba2Spec):
-            tensors += mamba2_weights(f"{prefix}.mamba", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        if isinstance(layer.feed_forward, MlpSpec):
-            tensors += mlp_weights(f"{prefix}.feed_forward", layer.feed_forward, hidden)
-    return tuple(tensors)
+    return body_weights(spec, _BODY)
 
 
 def canonical_name(name: str) -> str | None:
@@ -101,24 +82,8 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        name = "self_attn" if layer.attention else "mamba"
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.{name}", stack)
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], mixer)
-        feed_forward = GatedMlp.of(weights, f"{prefix}.feed_forward")
-        stack.add(layer.index, weights[f"{prefix}.pre_ff_layernorm.weight"], feed_forward)
-    return stack
+    return two_blocks(spec, weights, backends, _BODY)

@@ -18,32 +18,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from milepost.models.mixers import (
-    DTYPES,
+from milepost.models.body import Body, body_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     MAMBA_N_WITHOUT_EFFECT,
-    attention_weights,
-    frame_weights,
-    mamba2_weights,
-    mlp_weights,
     read_attention,
+    read_common,
     read_mamba_n,
     read_multipliers,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import AttentionSpec, LayerSpec, Mamba2Spec, MlpSpec, ModelSpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.layers.parallel import Branch
-    from milepost.models.layers.stack import Stack
-    from milepost.models.protocol import Model
+    from milepost.models.layers.stack import Part, Stack
+    from milepost.models.protocol import Backends, Model
 
-_NAMES = ("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    mixers={"mamba2": "mamba", "attention": "self_attn"},
+    feed_forward="feed_forward",
+)
 _ATTRIBUTES = """
     add_bos_token expansion_factor mlp_expansion_factor
     time_step_floor time_step_max time_step_min time_step_rank
@@ -61,16 +59,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="falcon_h1",
         architecture="FalconH1ForCausalLM",
-        vocab_size=read.integer("vocab_size", 128000),
         hidden_size=hidden,
         layers=tuple(LayerSpec(index, mixers, mlp) for index in range(count)),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 8192),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=128000, tied=False, positions=8192),
         embedding_multiplier=read.number("embedding_multiplier", 1.0),
         logits_divisor=1.0 / read.number("lm_head_multiplier", 1.0),
     )
@@ -125,19 +117,7 @@ def _refuse_variants(read: ConfigReader, count: int) -> None:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("input_layernorm", "pre_ff_layernorm")]
-        for mixer in layer.mixers:
-            if isinstance(mixer, Mamba2Spec):
-                tensors += mamba2_weights(f"{prefix}.mamba", mixer, hidden)
-            elif isinstance(mixer, AttentionSpec):
-                tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        if isinstance(layer.feed_forward, MlpSpec):
-            tensors += mlp_weights(f"{prefix}.feed_forward", layer.feed_forward, hidden)
-    return tuple(tensors)
+    return body_weights(spec, _BODY)
 
 
 def canonical_name(name: str) -> str | None:
@@ -145,38 +125,21 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: both mixers in parallel, then the feed-forward."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.parallel import Parallel
-    from milepost.models.layers.stack import Stack
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], Parallel(*_branches(layer, weights, stack)))
-        if isinstance(layer.feed_forward, MlpSpec):
-            multipliers = (layer.feed_forward.gate_multiplier, layer.feed_forward.down_multiplier)
-            feed_forward = GatedMlp.of(weights, f"{prefix}.feed_forward", multipliers)
-            stack.add(layer.index, weights[f"{prefix}.pre_ff_layernorm.weight"], feed_forward)
-    return stack
+    return two_blocks(spec, weights, backends, _BODY, first=_parallel)
 
 
-def _branches(layer: LayerSpec, weights: Mapping[str, Tensor], stack: Stack) -> list[Branch]:
-    from milepost.models.layers.parallel import Branch
+def _parallel(layer: LayerSpec, weights: Mapping[str, Tensor], prefix: str, stack: Stack) -> Part:
+    """Both mixers of a layer, each between its multipliers."""
+    from milepost.models.layers.parallel import Branch, Parallel
     from milepost.models.layers.stack import mixer_of
 
     branches = []
     for mixer in layer.mixers:
         if isinstance(mixer, (Mamba2Spec, AttentionSpec)):
-            prefix = f"layers.{layer.index}.{'mamba' if isinstance(mixer, Mamba2Spec) else 'self_attn'}"
-            part = mixer_of(mixer, weights, prefix, stack)
+            part = mixer_of(mixer, weights, f"{prefix}.{_BODY.mixers[mixer.kind]}", stack)
             branches.append(Branch(part, mixer.input_multiplier, mixer.output_multiplier))
-    return branches
+    return Parallel(*branches)

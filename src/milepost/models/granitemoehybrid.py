@@ -13,30 +13,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
+from milepost.models.body import Body, body_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     MAMBA_N_WITHOUT_EFFECT,
-    attention_weights,
-    frame_weights,
-    mamba2_weights,
     read_attention,
+    read_common,
     read_layer_types,
     read_mamba_n,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
-from milepost.models.spec import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec, MoeSpec, WeightSpec
+from milepost.models.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    Mamba2Spec,
+    ModelSpec,
+    MoeSpec,
+    WeightSpec,
+)
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.layers.mlp import Sum
-    from milepost.models.protocol import Model
+    from milepost.models.layers.stack import Part
+    from milepost.models.protocol import Backends, Model
 
-_NAMES = ("embed_tokens.weight", "norm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "norm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "post_attention_layernorm"),
+    mixers={"mamba2": "mamba", "attention": "self_attn"},
+    feed_forward="shared_mlp",
+)
 _WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | MAMBA_N_WITHOUT_EFFECT | {"router_aux_loss_coef", "init_method"}
 _UNROTATED = ("rope_theta", "rope_scaling", "rope_parameters")
 
@@ -57,16 +65,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",
-        vocab_size=read.integer("vocab_size", 32000),
         hidden_size=hidden,
         layers=_layers(kinds, mamba, attention, _experts(read)),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 2048),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=32000, tied=False, positions=2048),
         embedding_multiplier=read.number("embedding_multiplier", 1.0),
         residual_multiplier=read.number("residual_multiplier", 1.0),
         logits_divisor=read.number("logits_scaling", 1.0),
@@ -92,29 +94,19 @@ def _experts(read: ConfigReader) -> MoeSpec:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        norms = ("input_layernorm", "post_attention_layernorm")
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in norms]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, Mamba2Spec):
-            tensors += mamba2_weights(f"{prefix}.mamba", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        if isinstance(layer.feed_forward, MoeSpec):
-            tensors += _moe_weights(prefix, layer.feed_forward, hidden)
-    return tuple(tensors)
+    return body_weights(spec, _BODY, feed_forward=_moe_weights)
 
 
-def _moe_weights(prefix: str, moe: MoeSpec, hidden: int) -> list[WeightSpec]:
+def _moe_weights(prefix: str, moe: FeedForwardSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of the shared feed-forward under `prefix` and of the experts beside it, gate and up in one."""
+    if not isinstance(moe, MoeSpec):
+        return []
     tensors = [
-        WeightSpec(f"{prefix}.shared_mlp.input_linear.weight", (2 * moe.shared_width, hidden)),
-        WeightSpec(f"{prefix}.shared_mlp.output_linear.weight", (hidden, moe.shared_width)),
+        WeightSpec(f"{prefix}.input_linear.weight", (2 * moe.shared_width, hidden)),
+        WeightSpec(f"{prefix}.output_linear.weight", (hidden, moe.shared_width)),
     ]
     if moe.experts:
-        inner = f"{prefix}.block_sparse_moe"
+        inner = _beside(prefix)
         tensors += [
             WeightSpec(f"{inner}.router.layer.weight", (moe.experts, hidden)),
             WeightSpec(f"{inner}.input_linear.weight", (moe.experts, 2 * moe.width, hidden)),
@@ -123,44 +115,32 @@ def _moe_weights(prefix: str, moe: MoeSpec, hidden: int) -> list[WeightSpec]:
     return tensors
 
 
+def _beside(prefix: str) -> str:
+    """Where the experts stand, beside the shared feed-forward."""
+    return f"{prefix.rpartition('.')[0]}.block_sparse_moe"
+
+
 def canonical_name(name: str) -> str | None:
     """A checkpoint's name without its prefix."""
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the shared feed-forward and the experts."""
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        name = "self_attn" if layer.attention else "mamba"
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.{name}", stack)
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], mixer)
-        if isinstance(layer.feed_forward, MoeSpec):
-            norm = weights[f"{prefix}.post_attention_layernorm.weight"]
-            stack.add(layer.index, norm, _feed_forward(layer.feed_forward, weights, prefix))
-    return stack
+    return two_blocks(spec, weights, backends, _BODY, second=_feed_forward)
 
 
-def _feed_forward(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Sum:
+def _feed_forward(moe: FeedForwardSpec, weights: Mapping[str, Tensor], prefix: str) -> Part:
     from milepost.models.layers.linear import Linear
     from milepost.models.layers.mlp import Experts, GatedMlp, Sum
     from milepost.models.layers.router import Router
 
-    inner = f"{prefix}.shared_mlp"
-    shared = GatedMlp(Linear.of(weights, f"{inner}.input_linear"), Linear.of(weights, f"{inner}.output_linear"))
-    if not moe.experts:
-        return Sum(shared)
-    inner = f"{prefix}.block_sparse_moe"
+    shared = GatedMlp(Linear.of(weights, f"{prefix}.input_linear"), Linear.of(weights, f"{prefix}.output_linear"))
+    if not isinstance(moe, MoeSpec) or not moe.experts:
+        return shared
+    inner = _beside(prefix)
     up, down = weights[f"{inner}.input_linear.weight"], weights[f"{inner}.output_linear.weight"]
     router = Router(moe.router, moe.per_token, Linear.of(weights, f"{inner}.router.layer"))
     return Sum(Experts(router, up.unbind(), down.unbind()), shared)

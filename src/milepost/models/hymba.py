@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from milepost.models.mixers import DTYPES, read_attention, read_indices, read_rank, read_token_ids
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import DTYPES, read_attention, read_indices, read_rank, read_token_ids
 from milepost.models.spec import LayerSpec, Mamba1Spec, MlpSpec, ModelSpec
 
 _UNCOUNTED = """

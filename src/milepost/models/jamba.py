@@ -13,21 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    expert_weights,
-    frame_weights,
-    mamba1_weights,
-    mlp_weights,
+from milepost.models.body import Body, body_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     read_attention,
+    read_common,
     read_layer_types,
     read_rank,
     read_taken,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
     AttentionSpec,
     LayerSpec,
@@ -40,14 +35,17 @@ from milepost.models.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.layers.mlp import Experts
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
-_NAMES = ("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    mixers={"mamba1": "mamba", "attention": "self_attn"},
+    feed_forward="feed_forward",
+    router="router",
+)
 _ALIASES = {
     "torch_dtype": "dtype",
     "num_local_experts": "num_experts",
@@ -76,16 +74,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="jamba",
         architecture="JambaForCausalLM",
-        vocab_size=read.integer("vocab_size", 65536),
         hidden_size=hidden,
         layers=_layers(read, _mamba(read, hidden, eps), read_attention(read, hidden, kv_heads=8)),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 262144),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=65536, tied=False, positions=262144),
     )
     refuse_variants(read)
     read.finish(_WITHOUT_EFFECT)
@@ -136,22 +128,7 @@ def _periodic(read: ConfigReader, name: str, period: int, offset: int) -> tuple[
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("input_layernorm", "pre_ff_layernorm")]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, Mamba1Spec):
-            tensors += mamba1_weights(f"{prefix}.mamba", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        match layer.feed_forward:
-            case MlpSpec() as mlp:
-                tensors += mlp_weights(f"{prefix}.feed_forward", mlp, hidden)
-            case MoeSpec() as moe:
-                tensors += expert_weights(f"{prefix}.feed_forward", moe, hidden, router="router")
-    return tuple(tensors)
+    return body_weights(spec, _BODY)
 
 
 def canonical_name(name: str) -> str | None:
@@ -159,34 +136,8 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        name = "self_attn" if layer.attention else "mamba"
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.{name}", stack)
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], mixer)
-        moe, inner = layer.feed_forward, f"{prefix}.feed_forward"
-        part = _experts(moe, weights, inner) if isinstance(moe, MoeSpec) else GatedMlp.of(weights, inner)
-        stack.add(layer.index, weights[f"{prefix}.pre_ff_layernorm.weight"], part)
-    return stack
-
-
-def _experts(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Experts:
-    from milepost.models.layers.linear import Linear
-    from milepost.models.layers.mlp import Experts
-    from milepost.models.layers.router import Router
-
-    router = Router(moe.router, moe.per_token, Linear.of(weights, f"{prefix}.router"))
-    return Experts.of(weights, f"{prefix}.experts", router, moe.experts)
+    return two_blocks(spec, weights, backends, _BODY)

@@ -22,19 +22,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    frame_weights,
-    kda_weights,
-    latent_weights,
-    mlp_weights,
+from milepost.models.body import Body, body_weights
+from milepost.models.naming import mlp_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
+    read_common,
     read_groups,
     read_layer_types,
     read_taken,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
     FeedForwardSpec,
     KdaSpec,
@@ -49,12 +46,10 @@ from milepost.models.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.layers.mlp import Sum
-    from milepost.models.protocol import Model
+    from milepost.models.layers.stack import Part
+    from milepost.models.protocol import Backends, Model
 
 _LINEAR = "linear_attn_config"
 _ALIASES = {
@@ -74,7 +69,12 @@ _MLP_TYPES = {"dense": "dense", "sparse": "sparse"}
 # `head_dim` is hidden_size / heads as published and qk_rope_head_dim as transformers writes it; nobody reads it.
 _UNREAD = "attention_dropout head_dim initializer_range pretraining_tp rope_parameters rope_scaling rope_theta"
 _WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(_UNREAD.split())
-_NAMES = ("embed_tokens.weight", "norm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "norm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "post_attention_layernorm"),
+    mixers={"kda": "self_attn", "latent_attention": "self_attn"},
+    feed_forward="mlp",
+)
 _RENAMED = ((".block_sparse_moe.", ".mlp."), (".self_attn.forget_gate.", ".self_attn."))
 _EXPERT_MAPS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _EXPERT = re.compile(r"(\.experts\.\d+\.)(w[123])(\.weight)$")
@@ -96,19 +96,13 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="kimi_linear",
         architecture="KimiLinearForCausalLM",
-        vocab_size=read.integer("vocab_size", 163840),
         hidden_size=hidden,
         layers=tuple(
             LayerSpec(index, (mixers[kind],), blocks[block])
             for index, (kind, block) in enumerate(zip(kinds, inner, strict=False))
         ),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 1048576),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=163840, tied=False, positions=1048576),
     )
     refuse_variants(read)
     read.unless("num_nextn_predict_layers", lambda value: value == 0, "multi-token prediction isn't served yet")
@@ -213,26 +207,13 @@ def _feed_forwards(read: ConfigReader, count: int) -> list[str]:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.` and with one name for either kind of feed-forward."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix, (mixer,) = f"layers.{layer.index}", layer.mixers
-        norms = ("input_layernorm", "post_attention_layernorm")
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in norms]
-        if isinstance(mixer, KdaSpec):
-            tensors += kda_weights(f"{prefix}.self_attn", mixer, hidden)
-        elif isinstance(mixer, LatentAttentionSpec):
-            tensors += latent_weights(f"{prefix}.self_attn", mixer, hidden)
-        match layer.feed_forward:
-            case MlpSpec() as mlp:
-                tensors += mlp_weights(f"{prefix}.mlp", mlp, hidden)
-            case MoeSpec() as moe:
-                tensors += _moe_weights(f"{prefix}.mlp", moe, hidden)
-    return tuple(tensors)
+    return body_weights(spec, _BODY, feed_forward=_feed_forward_weights)
 
 
-def _moe_weights(prefix: str, moe: MoeSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of the experts, of the shared one, and of the router, which keeps its precision."""
+def _feed_forward_weights(prefix: str, moe: FeedForwardSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of the experts, of the shared one, and of the router, which keeps its precision; or of the one that is dense."""
+    if not isinstance(moe, MoeSpec):
+        return mlp_weights(prefix, moe, hidden)
     shared = MlpSpec(moe.shared_width, bias=False, activation="silu", gated=True)
     each = [f"{prefix}.experts.{expert}" for expert in range(moe.experts)]
     up = tuple(f"{name}.{half}_proj.weight" for name in each for half in ("gate", "up"))
@@ -255,33 +236,20 @@ def canonical_name(name: str) -> str | None:
     return _EXPERT.sub(lambda found: f"{found[1]}{_EXPERT_MAPS[found[2]]}{found[3]}", name)
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix, moe = f"layers.{layer.index}", layer.feed_forward
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.self_attn", stack)
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], mixer)
-        inner = f"{prefix}.mlp"
-        part = _moe_part(moe, weights, inner) if isinstance(moe, MoeSpec) else GatedMlp.of(weights, inner)
-        stack.add(layer.index, weights[f"{prefix}.post_attention_layernorm.weight"], part)
-    return stack
+    return two_blocks(spec, weights, backends, _BODY, second=_feed_forward)
 
 
-def _moe_part(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Sum:
+def _feed_forward(moe: FeedForwardSpec, weights: Mapping[str, Tensor], prefix: str) -> Part:
     from milepost.models.layers.linear import Linear
     from milepost.models.layers.mlp import Experts, GatedMlp, Sum
     from milepost.models.layers.router import Router
+
+    if not isinstance(moe, MoeSpec):
+        return GatedMlp.of(weights, prefix)
 
     bias = weights[f"{prefix}.gate.e_score_correction_bias"]
     router = Router(moe.router, moe.per_token, Linear.of(weights, f"{prefix}.gate"), bias)

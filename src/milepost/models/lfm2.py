@@ -15,39 +15,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    expert_weights,
-    frame_weights,
-    mlp_weights,
+from milepost.models.body import Body, body_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     read_attention,
+    read_common,
     read_indices,
     read_layer_types,
-    read_token_ids,
     refuse_variants,
-    short_conv_weights,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
-    AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,
-    MoeSpec,
     NormSpec,
     ShortConvSpec,
     WeightSpec,
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.layers.mlp import Experts
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 LAYER_TYPES = {"conv": "conv", "full_attention": "attention", "attention": "attention"}
 ALIASES = {"torch_dtype": "dtype", "tie_embedding": "tie_word_embeddings", "theta": "rope_theta", "block_norm_eps": "norm_eps"}
@@ -55,7 +45,12 @@ WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(
     ["initializer_range", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"]
 )
 _THETA = 1_000_000.0
-_NAMES = ("embed_tokens.weight", "embedding_norm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "embedding_norm.weight", "lm_head.weight"),
+    norms=("operator_norm", "ffn_norm"),
+    mixers={"short_conv": "conv", "attention": "self_attn"},
+    feed_forward="feed_forward",
+)
 _RENAMED = (
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".q_layernorm.", ".q_norm."),
@@ -92,18 +87,12 @@ def read_model(
     spec = ModelSpec(
         family=family,
         architecture=architecture,
-        vocab_size=read.integer("vocab_size", 65536),
         hidden_size=hidden,
         layers=tuple(
             LayerSpec(i, (conv if kind == "conv" else attention,), feed_forward(i)) for i, kind in enumerate(kinds)
         ),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", True),
-        max_position_embeddings=read.integer("max_position_embeddings", 128000),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=65536, tied=True, positions=128000),
     )
     refuse_variants(read)
     return spec
@@ -130,24 +119,7 @@ def _kinds(read: ConfigReader, count: int) -> list[str]:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.` and with LFM2's own names for common parts replaced."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in ("operator_norm", "ffn_norm")]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, ShortConvSpec):
-            tensors += short_conv_weights(f"{prefix}.conv", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        inner = f"{prefix}.feed_forward"
-        if isinstance(layer.feed_forward, MlpSpec):
-            tensors += mlp_weights(inner, layer.feed_forward, hidden)
-        elif isinstance(layer.feed_forward, MoeSpec):
-            tensors += expert_weights(inner, layer.feed_forward, hidden, router="gate")
-            if layer.feed_forward.router.bias:
-                tensors.append(WeightSpec(f"{inner}.expert_bias", (layer.feed_forward.experts,), keep_precision=True))
-    return tuple(tensors)
+    return body_weights(spec, _BODY)
 
 
 def canonical_name(name: str) -> str | None:
@@ -158,34 +130,8 @@ def canonical_name(name: str) -> str | None:
     return name
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        name = "self_attn" if layer.attention else "conv"
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.{name}", stack)
-        stack.add(layer.index, weights[f"{prefix}.operator_norm.weight"], mixer)
-        moe, inner = layer.feed_forward, f"{prefix}.feed_forward"
-        part = _experts(moe, weights, inner) if isinstance(moe, MoeSpec) else GatedMlp.of(weights, inner)
-        stack.add(layer.index, weights[f"{prefix}.ffn_norm.weight"], part)
-    return stack
-
-
-def _experts(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Experts:
-    from milepost.models.layers.linear import Linear
-    from milepost.models.layers.mlp import Experts
-    from milepost.models.layers.router import Router
-
-    router = Router(moe.router, moe.per_token, Linear.of(weights, f"{prefix}.gate"), weights.get(f"{prefix}.expert_bias"))
-    return Experts.of(weights, f"{prefix}.experts", router, moe.experts)
+    return two_blocks(spec, weights, backends, _BODY)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from milepost.models.lfm2 import ALIASES, WITHOUT_EFFECT, build, canonical_name, read_model, weights
-from milepost.models.mixers import read_taken
 from milepost.models.reader import ConfigReader
+from milepost.models.reading import read_taken
 from milepost.models.spec import MlpSpec, ModelSpec, MoeSpec, RouterSpec
 
 __all__ = ["build", "canonical_name", "parse", "weights"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from milepost.kernels.protocol import KernelBackend
-from milepost.models.protocol import Model
+from milepost.models.protocol import Backends, Model
 from milepost.models.registry import family_of
 from milepost.models.spec import ModelSpec
 from milepost.models.weights import Progress, load_weights
@@ -33,4 +33,4 @@ def load_model(
     """
     family, place = family_of(spec), device or torch.device("cpu")
     weights = load_weights(path, family.weights(spec), family.canonical_name, dtype=dtype, device=place, progress=progress)
-    return family.build(spec, weights, recurrent=recurrent, attention=attention, device=place)
+    return family.build(spec, weights, Backends(recurrent, attention, place))

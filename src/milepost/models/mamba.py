@@ -15,23 +15,15 @@ from functools import partial
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    frame_weights,
-    mamba1_weights,
-    read_rank,
-    read_token_ids,
-    refuse_variants,
-)
+from milepost.models.naming import frame_weights, mamba1_weights
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import read_common, read_rank, refuse_variants
 from milepost.models.spec import LayerSpec, Mamba1Spec, ModelSpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _NO_LIMIT = 1 << 20
 _INITIAL = """
@@ -49,16 +41,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="mamba",
         architecture="MambaForCausalLM",
-        vocab_size=read.integer("vocab_size", 50280),
         hidden_size=hidden,
         layers=tuple(LayerSpec(index, (mixer,)) for index in range(count)),
         norm_eps=read.number("layer_norm_epsilon", 1e-5),
-        tie_embeddings=read.flag("tie_word_embeddings", True),
-        max_position_embeddings=read.integer("max_position_embeddings", _NO_LIMIT),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=50280, tied=True, positions=_NO_LIMIT),
         residual_in_fp32=read.flag("residual_in_fp32", True),
     )
     _first_release(read, hidden, count, mixer)
@@ -107,18 +93,11 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("backbone.").replace("embedding.weight", "embeddings.weight")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """One residual block a layer."""
     from milepost.models.layers.stack import Stack, mixer_of
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device)
+    stack = Stack(spec, weights, backends)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))

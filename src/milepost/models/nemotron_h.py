@@ -19,18 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    frame_weights,
-    linear_weights,
-    mamba2_weights,
-    mlp_weights,
-    read_groups,
-    read_token_ids,
-    refuse_variants,
-)
+from milepost.models.naming import attention_weights, frame_weights, linear_weights, mamba2_weights, mlp_weights
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import DTYPES, read_groups, read_token_ids, refuse_variants
 from milepost.models.spec import (
     AttentionSpec,
     LayerSpec,
@@ -44,12 +35,10 @@ from milepost.models.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
     from milepost.models.layers.mlp import Sum
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _ALIASES = {
     "attention_head_dim": "head_dim",
@@ -288,18 +277,11 @@ def canonical_name(name: str) -> str | None:
     return name
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """A stack of pre-norm residual layers over these weights, one mixer or set of experts a layer."""
     from milepost.models.layers.stack import Part, Stack, mixer_of
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device)
+    stack = Stack(spec, weights, backends)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         if isinstance(layer.feed_forward, MoeSpec):

@@ -16,27 +16,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    frame_weights,
-    linear_weights,
-    mlp_weights,
+from milepost.models.naming import attention_weights, frame_weights, linear_weights, mlp_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     read_attention,
+    read_common,
     read_gated_delta,
     read_layer_types,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _LAYER_TYPES = {"linear_attention": "delta", "full_attention": "attention"}
 _INITIAL = """
@@ -64,19 +58,13 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="olmo_hybrid",
         architecture="OlmoHybridForCausalLM",
-        vocab_size=read.integer("vocab_size", 100352),
         hidden_size=hidden,
         layers=tuple(
             LayerSpec(index, (delta if kind == "delta" else attention,), mlp)
             for index, kind in enumerate(_kinds(read, count))
         ),
         norm_eps=eps,
-        tie_embeddings=read.flag("tie_word_embeddings", False),
-        max_position_embeddings=read.integer("max_position_embeddings", 65536),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=100352, tied=False, positions=65536),
     )
     refuse_variants(read)
     read.finish(_WITHOUT_EFFECT | (frozenset() if rotated else _UNROTATED))
@@ -135,20 +123,13 @@ def canonical_name(name: str) -> str | None:
     return name
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer, the mixer and the feed-forward; an attention layer norms after them, others before."""
     from milepost.models.layers.mlp import GatedMlp
     from milepost.models.layers.olmo import PostNormed, delta_tensors
     from milepost.models.layers.stack import Stack, mixer_of
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
+    stack = Stack(spec, weights, backends, _NAMES)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         mlp = GatedMlp.of(weights, f"{prefix}.mlp")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from milepost.kernels.protocol import KernelBackend, Run, Step
@@ -40,6 +41,15 @@ class ModelStep:
     attention: Step
     positions: Tensor
     """Absolute position of each row, [T] int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What a model runs on: `recurrent` for convolutions and scans, `attention` for KV and attention; may be one object."""
+
+    recurrent: KernelBackend
+    attention: KernelBackend
+    device: torch.device
 
 
 class Model(Protocol):

@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import linear_weights, read_gated_delta
-from milepost.models.qwen3_next import NAMES, WITHOUT_EFFECT, delta_core_weights, model_weights, read_model
+from milepost.models.naming import linear_weights
+from milepost.models.qwen3_next import BODY, WITHOUT_EFFECT, delta_core_weights, model_weights, read_model
 from milepost.models.reader import ConfigReader
+from milepost.models.reading import read_gated_delta
 from milepost.models.spec import FeedForwardSpec, GatedDeltaSpec, MlpSpec, ModelSpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _WITHOUT_EFFECT = WITHOUT_EFFECT | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
 
@@ -83,15 +82,8 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.").removeprefix("language_model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
     from milepost.models.layers.qwen import by_kind, hybrid
 
-    return hybrid(spec, weights, by_kind, recurrent=recurrent, attention=attention, device=device, names=NAMES)
+    return hybrid(spec, weights, backends, BODY, by_kind)

@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
+from milepost.models.body import Body, body_weights, mixer_weights
+from milepost.models.naming import expert_weights, linear_weights, mlp_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     DTYPES,
-    attention_weights,
-    expert_weights,
-    frame_weights,
-    linear_weights,
-    mlp_weights,
     read_attention,
     read_gated_delta,
     read_indices,
@@ -30,12 +28,11 @@ from milepost.models.mixers import (
     read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
-    AttentionSpec,
     FeedForwardSpec,
     GatedDeltaSpec,
     LayerSpec,
+    MixerSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
@@ -45,15 +42,18 @@ from milepost.models.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 LAYER_TYPES = {"linear_attention": "delta", "full_attention": "attention"}
 WITHOUT_EFFECT = ATTRIBUTES_WITHOUT_EFFECT | frozenset(["initializer_range", "attention_dropout", "router_aux_loss_coef"])
-NAMES = ("embed_tokens.weight", "norm.weight", "lm_head.weight")
+BODY = Body(
+    frame=("embed_tokens.weight", "norm.weight", "lm_head.weight"),
+    norms=("input_layernorm", "post_attention_layernorm"),
+    mixers={"gated_delta": "linear_attn", "attention": "self_attn"},
+    feed_forward="mlp",
+)
 _OFFSET = 1.0
 
 
@@ -145,26 +145,22 @@ def model_weights(
     spec: ModelSpec, delta_weights: Callable[[str, GatedDeltaSpec, int], list[WeightSpec]]
 ) -> tuple[WeightSpec, ...]:
     """The tensors of Qwen's hybrids, which store projections of delta nets in different ways."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        norms = ("input_layernorm", "post_attention_layernorm")
-        tensors += [WeightSpec(f"{prefix}.{name}.weight", (hidden,)) for name in norms]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, GatedDeltaSpec):
-            tensors += delta_weights(f"{prefix}.linear_attn", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.self_attn", mixer, hidden)
-        match layer.feed_forward:
-            case MlpSpec() as mlp:
-                tensors += mlp_weights(f"{prefix}.mlp", mlp, hidden)
-            case MoeSpec() as moe:
-                shared = MlpSpec(moe.shared_width, bias=False, activation="silu", gated=True)
-                tensors += expert_weights(f"{prefix}.mlp", moe, hidden, router="gate")
-                tensors += mlp_weights(f"{prefix}.mlp.shared_expert", shared, hidden)
-                tensors += linear_weights(f"{prefix}.mlp.shared_expert_gate", 1, hidden, bias=False)
-    return tuple(tensors)
+
+    def mixer(prefix: str, own: MixerSpec, hidden: int) -> list[WeightSpec]:
+        return delta_weights(prefix, own, hidden) if isinstance(own, GatedDeltaSpec) else mixer_weights(prefix, own, hidden)
+
+    return body_weights(spec, BODY, mixer=mixer, feed_forward=_feed_forward_weights)
+
+
+def _feed_forward_weights(prefix: str, moe: FeedForwardSpec, hidden: int) -> list[WeightSpec]:
+    if not isinstance(moe, MoeSpec):
+        return mlp_weights(prefix, moe, hidden)
+    shared = MlpSpec(moe.shared_width, bias=False, activation="silu", gated=True)
+    return [
+        *expert_weights(prefix, moe, hidden, router=BODY.router),
+        *mlp_weights(f"{prefix}.shared_expert", shared, hidden),
+        *linear_weights(f"{prefix}.shared_expert_gate", 1, hidden, bias=False),
+    ]
 
 
 def _delta_weights(prefix: str, mixer: GatedDeltaSpec, hidden: int) -> list[WeightSpec]:
@@ -192,15 +188,8 @@ def canonical_name(name: str) -> str | None:
     return None if name.startswith("mtp.") else name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
     from milepost.models.layers.qwen import by_key_head, hybrid
 
-    return hybrid(spec, weights, by_key_head, recurrent=recurrent, attention=attention, device=device, names=NAMES)
+    return hybrid(spec, weights, backends, BODY, by_key_head)

@@ -18,23 +18,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    frame_weights,
-    linear_weights,
-    mlp_weights,
+from milepost.models.body import Body, body_weights, mixer_weights
+from milepost.models.naming import linear_weights
+from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import (
     read_attention,
+    read_common,
     read_layer_types,
     read_rotary_share,
-    read_token_ids,
     refuse_variants,
 )
-from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.spec import (
     AttentionSpec,
     GateActivation,
     LayerSpec,
+    MixerSpec,
     MlpSpec,
     ModelSpec,
     RgLruSpec,
@@ -42,15 +40,18 @@ from milepost.models.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _NO_LIMIT = 1 << 20
 """Neither a state nor a window grows with the context, and no key names a longest one: a number to plan with."""
-_NAMES = ("embed_tokens.weight", "final_norm.weight", "lm_head.weight")
+_BODY = Body(
+    frame=("embed_tokens.weight", "final_norm.weight", "lm_head.weight"),
+    norms=("temporal_pre_norm", "channel_pre_norm"),
+    mixers={"rglru": "temporal_block", "attention": "temporal_block"},
+    feed_forward="mlp_block",
+)
 _ALIASES = {
     "torch_dtype": "dtype",
     "sliding_window": "attention_window_size",
@@ -90,16 +91,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="recurrent_gemma",
         architecture="RecurrentGemmaForCausalLM",
-        vocab_size=read.integer("vocab_size", 256000),
         hidden_size=hidden,
         layers=_layers(read, hidden),
         norm_eps=read.number("rms_norm_eps", 1e-6),
-        tie_embeddings=read.flag("tie_word_embeddings", True),
-        max_position_embeddings=read.integer("max_position_embeddings", _NO_LIMIT),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=256000, tied=True, positions=_NO_LIMIT),
         embedding_multiplier=_as_bf16(hidden**0.5),
         logits_soft_cap=read.number("logits_soft_cap", 30.0),
         norm_offset=1.0,
@@ -155,23 +150,13 @@ def _as_bf16(value: float) -> float:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `model.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, _NAMES)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        tensors += [WeightSpec(f"{prefix}.{name}_pre_norm.weight", (hidden,)) for name in ("temporal", "channel")]
-        (mixer,) = layer.mixers
-        if isinstance(mixer, RgLruSpec):
-            tensors += _recurrent_weights(f"{prefix}.temporal_block", mixer, hidden)
-        elif isinstance(mixer, AttentionSpec):
-            tensors += attention_weights(f"{prefix}.temporal_block", mixer, hidden)
-        if isinstance(layer.feed_forward, MlpSpec):
-            tensors += mlp_weights(f"{prefix}.mlp_block", layer.feed_forward, hidden)
-    return tuple(tensors)
+    return body_weights(spec, _BODY, mixer=_mixer_weights)
 
 
-def _recurrent_weights(prefix: str, mixer: RgLruSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of a recurrent block of Griffin; the parameter of its decays keeps its precision."""
+def _mixer_weights(prefix: str, mixer: MixerSpec, hidden: int) -> list[WeightSpec]:
+    """Tensors of a recurrent block of Griffin, whose decays' parameter keeps its precision, or of attention."""
+    if not isinstance(mixer, RgLruSpec):
+        return mixer_weights(prefix, mixer, hidden)
     width, block = mixer.width, mixer.width // mixer.heads
     gates = ("input_gate", "recurrent_gate")
     return [
@@ -191,25 +176,8 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """Two residual blocks a layer: the mixer, then the feed-forward."""
-    from milepost.models.layers.mlp import GatedMlp
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import two_blocks
 
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
-    for layer in spec.layers:
-        prefix, mlp = f"layers.{layer.index}", layer.feed_forward
-        mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.temporal_block", stack)
-        stack.add(layer.index, weights[f"{prefix}.temporal_pre_norm.weight"], mixer)
-        if not isinstance(mlp, MlpSpec) or mlp.activation == "relu2":
-            raise ValueError(f"layer {layer.index} has no gated feed-forward")
-        part = GatedMlp.of(weights, f"{prefix}.mlp_block", activation=mlp.activation)
-        stack.add(layer.index, weights[f"{prefix}.channel_pre_norm.weight"], part)
-    return stack
+    return two_blocks(spec, weights, backends, _BODY)

@@ -19,11 +19,9 @@ from milepost.models.state_spaces import HYBRID, is_dialect, translate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 
 class FamilyModule(Protocol):
@@ -41,15 +39,7 @@ class FamilyModule(Protocol):
         """The model's name for a tensor of a checkpoint; None for one that the model never uses."""
         ...
 
-    def build(
-        self,
-        spec: ModelSpec,
-        weights: Mapping[str, Tensor],
-        *,
-        recurrent: KernelBackend,
-        attention: KernelBackend,
-        device: torch.device,
-    ) -> Model:
+    def build(self, spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
         """The model over its weights, already in the run's dtype."""
         ...
 

@@ -17,26 +17,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.mixers import (
-    DTYPES,
-    attention_weights,
-    frame_weights,
-    linear_weights,
-    mamba2_weights,
-    read_theta,
-    read_token_ids,
-    refuse_variants,
-)
+from milepost.models.naming import attention_weights, frame_weights, linear_weights, mamba2_weights
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
+from milepost.models.reading import read_common, read_theta, refuse_variants
 from milepost.models.spec import AttentionSpec, LayerSpec, Mamba2Spec, MlpSpec, ModelSpec, RotarySpec, WeightSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from milepost.kernels.protocol import KernelBackend
     from milepost.models.layers.shared import SharedStack, SharedUse
-    from milepost.models.protocol import Model
+    from milepost.models.protocol import Backends, Model
 
 _NAMES = ("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")
 _LAYER_TYPES = ("mamba", "linear_attention", "hybrid")
@@ -62,16 +52,10 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="zamba2",
         architecture="Zamba2ForCausalLM",
-        vocab_size=read.integer("vocab_size", 32000),
         hidden_size=hidden,
         layers=_layers(hybrid, count, read.integer("num_mem_blocks", 1), _Parts(read, hidden, bias)),
         norm_eps=read.number("rms_norm_eps", 1e-5),
-        tie_embeddings=read.flag("tie_word_embeddings", True),
-        max_position_embeddings=read.integer("max_position_embeddings", 4096),
-        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
-        recurrent_dtype="float32",
-        eos_token_ids=read_token_ids(read, "eos_token_id"),
-        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+        **read_common(read, vocab_size=32000, tied=True, positions=4096),
     )
     refuse_variants(read)
     read.unless("use_long_context", lambda value: value is False, "its rescaled rotary base isn't served")
@@ -226,19 +210,12 @@ def canonical_name(name: str) -> str | None:
     return name.removeprefix("model.")
 
 
-def build(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-) -> Model:
+def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """One residual Mamba-2 block a layer; in hybrid layers it reads through a use of a shared block."""
     from milepost.models.layers.shared import SharedStack
     from milepost.models.layers.stack import mixer_of
 
-    stack = SharedStack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=_NAMES)
+    stack = SharedStack(spec, weights, backends, _NAMES)
     for layer in spec.layers:
         own = f"layers.{layer.index}.mamba_decoder" if layer.attention else f"layers.{layer.index}"
         stack.add(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -124,10 +124,14 @@ class Dimmed:
         return self.part(x, memory, step) * self.score(x).sigmoid()
 
 
+class _Rowwise(Protocol):
+    def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor: ...
+
+
 class Sum:
     """Several parts that read the same rows, added: experts beside a shared one."""
 
-    def __init__(self, *parts: GatedMlp | Experts | Dimmed | Relu2Mlp) -> None:
+    def __init__(self, *parts: _Rowwise) -> None:
         self.parts = parts
 
     def __call__(self, x: Tensor, memory: LayerMemory, step: ModelStep) -> Tensor:

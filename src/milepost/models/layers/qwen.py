@@ -11,41 +11,31 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from milepost.kernels.protocol import KernelBackend
+from milepost.models.body import Body
 from milepost.models.layers.linear import Linear
-from milepost.models.layers.mlp import Dimmed, Experts, GatedMlp, Sum
-from milepost.models.layers.router import Router
-from milepost.models.layers.stack import Stack, mixer_of
-from milepost.models.spec import GatedDeltaSpec, ModelSpec, MoeSpec
+from milepost.models.layers.mlp import Dimmed, GatedMlp, Sum
+from milepost.models.layers.stack import Part, Stack, feed_forward_of, mixer_of, two_blocks
+from milepost.models.protocol import Backends
+from milepost.models.spec import FeedForwardSpec, GatedDeltaSpec, LayerSpec, ModelSpec, MoeSpec
 
 Joined = Callable[[GatedDeltaSpec, Mapping[str, Tensor], str], Tensor]
 """How a family's input projections of a delta net become one [q | k | v | gate | beta | decay, hidden]."""
 
 
 def hybrid(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    joined: Joined,
-    *,
-    recurrent: KernelBackend,
-    attention: KernelBackend,
-    device: torch.device,
-    names: tuple[str, str, str],
+    spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends, body: Body, joined: Joined
 ) -> Stack:
     """Two residual blocks a layer: the mixer, then the feed-forward or the experts."""
-    stack = Stack(spec, weights, recurrent=recurrent, attention=attention, device=device, names=names)
-    for layer in spec.layers:
-        prefix, (mixer,) = f"layers.{layer.index}", layer.mixers
-        inner = f"{prefix}.linear_attn" if isinstance(mixer, GatedDeltaSpec) else f"{prefix}.self_attn"
-        found = weights
-        if isinstance(mixer, GatedDeltaSpec):
-            own = {name: tensor for name, tensor in weights.items() if name.startswith(f"{inner}.")}
-            found = {**own, f"{inner}.in_proj.weight": joined(mixer, weights, inner)}
-        stack.add(layer.index, weights[f"{prefix}.input_layernorm.weight"], mixer_of(mixer, found, inner, stack))
-        moe, inner = layer.feed_forward, f"{prefix}.mlp"
-        part = _mixture(moe, weights, inner) if isinstance(moe, MoeSpec) else GatedMlp.of(weights, inner)
-        stack.add(layer.index, weights[f"{prefix}.post_attention_layernorm.weight"], part)
-    return stack
+
+    def mixer(layer: LayerSpec, weights: Mapping[str, Tensor], prefix: str, stack: Stack) -> Part:
+        (own,) = layer.mixers
+        inner = f"{prefix}.{body.mixers[own.kind]}"
+        if isinstance(own, GatedDeltaSpec):
+            found = {name: tensor for name, tensor in weights.items() if name.startswith(f"{inner}.")}
+            weights = {**found, f"{inner}.in_proj.weight": joined(own, weights, inner)}
+        return mixer_of(own, weights, inner, stack)
+
+    return two_blocks(spec, weights, backends, body, first=mixer, second=_feed_forward)
 
 
 def by_key_head(spec: GatedDeltaSpec, weights: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -65,8 +55,9 @@ def by_kind(spec: GatedDeltaSpec, weights: Mapping[str, Tensor], prefix: str) ->
     return torch.cat([weights[f"{prefix}.in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")])
 
 
-def _mixture(moe: MoeSpec, weights: Mapping[str, Tensor], prefix: str) -> Sum:
-    router = Router(moe.router, moe.per_token, Linear.of(weights, f"{prefix}.gate"))
-    experts = Experts.of(weights, f"{prefix}.experts", router, moe.experts)
+def _feed_forward(part: FeedForwardSpec, weights: Mapping[str, Tensor], prefix: str) -> Part:
+    experts = feed_forward_of(part, weights, prefix)
+    if not isinstance(part, MoeSpec):
+        return experts
     shared = GatedMlp.of(weights, f"{prefix}.shared_expert")
     return Sum(experts, Dimmed(shared, Linear.of(weights, f"{prefix}.shared_expert_gate")))

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from milepost.kernels.protocol import KernelBackend
 from milepost.models.layers.attention import AttentionMixer
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.mlp import GatedMlp
 from milepost.models.layers.norm import rms_norm
 from milepost.models.layers.stack import Stack
-from milepost.models.protocol import LayerMemory, Memory, ModelStep
+from milepost.models.protocol import Backends, LayerMemory, Memory, ModelStep
 from milepost.models.spec import ModelSpec
 
 
@@ -45,16 +44,9 @@ class SharedStack(Stack):
     """
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Mapping[str, Tensor],
-        *,
-        recurrent: KernelBackend,
-        attention: KernelBackend,
-        device: torch.device,
-        names: tuple[str, str, str],
+        self, spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends, names: tuple[str, str, str]
     ) -> None:
-        super().__init__(spec, weights, recurrent=recurrent, attention=attention, device=device, names=names)
+        super().__init__(spec, weights, backends, names)
         self.uses: dict[int, SharedUse] = {}
 
     def run_blocks(self, x: Tensor, step: ModelStep, memory: Memory) -> Tensor:

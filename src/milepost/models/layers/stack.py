@@ -5,15 +5,17 @@ The law kept here: all rows of a step pass every layer as one ragged run; only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from milepost.kernels.protocol import KernelBackend, Run
+from milepost.kernels.protocol import Run
+from milepost.models.body import Body
 from milepost.models.layers.attention import AttentionMixer
 from milepost.models.layers.gated_delta import GatedDeltaMixer
 from milepost.models.layers.kda import KdaMixer
@@ -21,21 +23,25 @@ from milepost.models.layers.latent import LatentAttentionMixer
 from milepost.models.layers.linear import Linear
 from milepost.models.layers.mamba1 import Mamba1Mixer
 from milepost.models.layers.mamba2 import Mamba2Mixer
-from milepost.models.layers.mlp import GatedMlp, Relu2Mlp
+from milepost.models.layers.mlp import Experts, GatedMlp, Relu2Mlp
 from milepost.models.layers.norm import accumulation_dtype, rms_norm
 from milepost.models.layers.rglru import RgLruMixer
+from milepost.models.layers.router import Router
 from milepost.models.layers.short_conv import ShortConvMixer
-from milepost.models.protocol import LayerMemory, Memory, ModelStep
+from milepost.models.protocol import Backends, LayerMemory, Memory, ModelStep
 from milepost.models.spec import (
     AttentionSpec,
+    FeedForwardSpec,
     GatedDeltaSpec,
     KdaSpec,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
     ModelSpec,
+    MoeSpec,
     RgLruSpec,
     ShortConvSpec,
 )
@@ -68,17 +74,14 @@ class Stack:
         self,
         spec: ModelSpec,
         weights: Mapping[str, Tensor],
-        *,
-        recurrent: KernelBackend,
-        attention: KernelBackend,
-        device: torch.device,
+        backends: Backends,
         names: tuple[str, str, str] = ("embeddings.weight", "norm_f.weight", "lm_head.weight"),
     ) -> None:
         self.spec = spec
-        self.recurrent_backend = recurrent
-        self.attention_backend = attention
+        self.recurrent_backend = backends.recurrent
+        self.attention_backend = backends.attention
         self.blocks: list[Block] = []
-        self._device = device
+        self._device = backends.device
         embeddings, norm, head = names
         self._embeddings = weights[embeddings]
         self._head = Linear(weights.get(head, self._embeddings))
@@ -121,6 +124,58 @@ class Stack:
             added = block.part(read, memory[block.layer], step)
             x = x + added if spec.residual_multiplier == 1.0 else x.add(added, alpha=spec.residual_multiplier)
         return x
+
+
+FirstPart = Callable[[LayerSpec, Mapping[str, Tensor], str, Stack], Part]
+SecondPart = Callable[[FeedForwardSpec, Mapping[str, Tensor], str], Part]
+
+
+def two_blocks(
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    backends: Backends,
+    body: Body,
+    *,
+    first: FirstPart | None = None,
+    second: SecondPart | None = None,
+) -> Stack:
+    """A stack of two residual blocks a layer: the mixer, then the feed-forward or the experts.
+
+    `first` (its prefix is the layer's) and `second` (its prefix is the feed-forward's): for parts that a family makes itself.
+    """
+    stack = Stack(spec, weights, backends, body.frame)
+    for layer in spec.layers:
+        prefix = f"layers.{layer.index}"
+        norms = [weights[f"{prefix}.{name}.weight"] for name in body.norms]
+        if first is None:
+            mixer = mixer_of(layer.mixers[0], weights, f"{prefix}.{body.mixers[layer.mixers[0].kind]}", stack)
+        else:
+            mixer = first(layer, weights, prefix, stack)
+        stack.add(layer.index, norms[0], mixer)
+        if layer.feed_forward is None:
+            raise ValueError(f"layer {layer.index} has no feed-forward")
+        inner = f"{prefix}.{body.feed_forward}"
+        given = second or partial(feed_forward_of, router=body.router)
+        stack.add(layer.index, norms[1], given(layer.feed_forward, weights, inner))
+    return stack
+
+
+def feed_forward_of(part: FeedForwardSpec, weights: Mapping[str, Tensor], prefix: str, router: str = "gate") -> Part:
+    """A gated feed-forward, or experts stored one by one under `experts.N` with their router beside them."""
+    match part:
+        case MlpSpec():
+            return gated_mlp_of(part, weights, prefix)
+        case MoeSpec():
+            bias = weights.get(f"{prefix}.expert_bias")
+            chooses = Router(part.router, part.per_token, Linear.of(weights, f"{prefix}.{router}"), bias)
+            return Experts.of(weights, f"{prefix}.experts", chooses, part.experts)
+
+
+def gated_mlp_of(mlp: MlpSpec, weights: Mapping[str, Tensor], prefix: str) -> GatedMlp:
+    """A gated feed-forward with its own activation and multipliers. Raises ValueError for one without a gate."""
+    if mlp.activation == "relu2" or not mlp.gated:
+        raise ValueError(f"{prefix} has no gate")
+    return GatedMlp.of(weights, prefix, (mlp.gate_multiplier, mlp.down_multiplier), mlp.activation)
 
 
 def mixer_of(mixer: MixerSpec, weights: Mapping[str, Tensor], prefix: str, stack: Stack) -> Part:

@@ -1,29 +1,21 @@
-"""Parts that several families share: how each is read from a config, and what its tensors are called.
+"""Parts that several families share: how each is read from a config.
 
-In: a ConfigReader, or a spec and a prefix. Out: specs, WeightSpecs. The law kept here: a part is described once; what
-differs between families (prefixes, defaults, key names) is an argument. No torch.
+In: a ConfigReader. Out: specs. The law kept here: a part is described once; what differs between families (defaults, key
+names) is an argument. No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from milepost.models.reader import ConfigReader
 from milepost.models.spec import (
     AttentionSpec,
     DType,
     GatedDeltaSpec,
-    KdaSpec,
-    LatentAttentionSpec,
-    Mamba1Spec,
     Mamba2Spec,
-    MlpSpec,
-    ModelSpec,
-    MoeSpec,
     RotarySpec,
-    ShortConvSpec,
-    WeightSpec,
 )
 
 DTYPES: dict[str, DType] = {
@@ -46,9 +38,6 @@ LAYER_TYPES = {
     "full_attention": "attention",
 }
 """Names that published configs, and those that transformers 5 writes, give to the two kinds of layer."""
-
-
-# --- reading a config ---------------------------------------------------------------------------------------------------
 
 
 def read_mamba_n(
@@ -226,6 +215,31 @@ def read_groups(read: ConfigReader, name: str, experts: str, count: int, taken: 
     return groups, best
 
 
+class Common(TypedDict):
+    """Fields of a ModelSpec that every config spells alike."""
+
+    vocab_size: int
+    tie_embeddings: bool
+    max_position_embeddings: int
+    dtype: DType
+    recurrent_dtype: DType
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+def read_common(read: ConfigReader, *, vocab_size: int, tied: bool, positions: int) -> Common:
+    """What every config spells alike; the numbers are the family's defaults. `auto` means fp32 for a recurrent matrix."""
+    return Common(
+        vocab_size=read.integer("vocab_size", vocab_size),
+        tie_embeddings=read.flag("tie_word_embeddings", tied),
+        max_position_embeddings=read.integer("max_position_embeddings", positions),
+        dtype=DTYPES[read.choice("dtype", "float32", DTYPES)],
+        recurrent_dtype="float32",
+        eos_token_ids=read_token_ids(read, "eos_token_id"),
+        bos_token_id=next(iter(read_token_ids(read, "bos_token_id")), None),
+    )
+
+
 def read_token_ids(read: ConfigReader, name: str) -> tuple[int, ...]:
     """A token id or a list of them; null or missing: none."""
     value = read.raw(name)
@@ -243,150 +257,3 @@ def refuse_variants(read: ConfigReader) -> None:
     read.unless("add_cross_attention", lambda value: value is False, "only decoders are served")
     read.unless("pruned_heads", lambda value: value == {}, "heads can't be pruned at load time")
     read.unless("per_layer_config", lambda value: value == {}, "layers can't differ in size")
-
-
-# --- naming the tensors -------------------------------------------------------------------------------------------------
-
-
-def frame_weights(spec: ModelSpec, names: tuple[str, str, str]) -> list[WeightSpec]:
-    """Embeddings, last norm and head, by a family's names. A tied checkpoint that holds a head all the same uses it."""
-    embeddings, norm, head = names
-    return [
-        WeightSpec(embeddings, (spec.vocab_size, spec.hidden_size)),
-        WeightSpec(norm, (spec.hidden_size,)),
-        WeightSpec(head, (spec.vocab_size, spec.hidden_size), optional=spec.tie_embeddings),
-    ]
-
-
-def mamba2_weights(prefix: str, mixer: Mamba2Spec, hidden: int) -> list[WeightSpec]:
-    """Tensors of a Mamba-2 mixer; A_log, D and dt_bias keep their precision."""
-    width = mixer.inner + mixer.conv_channels + mixer.heads
-    out_bias = mixer.proj_bias if mixer.out_bias is None else mixer.out_bias
-    tensors = [
-        WeightSpec(f"{prefix}.conv1d.weight", (mixer.conv_channels, 1, mixer.conv_kernel)),
-        *(WeightSpec(f"{prefix}.{name}", (mixer.heads,), True) for name in ("A_log", "D", "dt_bias")),
-        *linear_weights(f"{prefix}.in_proj", width, hidden, bias=mixer.proj_bias),
-        *linear_weights(f"{prefix}.out_proj", hidden, mixer.inner, bias=out_bias),
-    ]
-    if mixer.norm != "none":
-        tensors.append(WeightSpec(f"{prefix}.norm.weight", (mixer.inner,)))
-    if mixer.conv_bias:
-        tensors.append(WeightSpec(f"{prefix}.conv1d.bias", (mixer.conv_channels,)))
-    return tensors
-
-
-def attention_weights(prefix: str, mixer: AttentionSpec, hidden: int, *, optional_bias: bool = False) -> list[WeightSpec]:
-    """Tensors of q, k, v and o projections and of the norms of q and k.
-
-    `optional_bias`: the checkpoint decides whether biases are used.
-    """
-    q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    queries, read = 2 * q if mixer.gated else q, mixer.input_width or hidden
-    out_bias = mixer.bias if mixer.out_bias is None else mixer.out_bias
-    inner = (("q_proj", queries, read, mixer.bias), ("k_proj", kv, read, mixer.bias), ("v_proj", kv, read, mixer.bias))
-    tensors = [
-        tensor
-        for name, rows, columns, bias in (*inner, ("o_proj", hidden, q, out_bias))
-        for tensor in linear_weights(f"{prefix}.{name}", rows, columns, bias=bias, optional=optional_bias)
-    ]
-    if mixer.qk_norm is not None:
-        widths = (mixer.head_dim, mixer.head_dim) if mixer.qk_norm.per_head else (q, kv)
-        tensors += [WeightSpec(f"{prefix}.{name}_norm.weight", (width,)) for name, width in zip("qk", widths, strict=True)]
-    return tensors
-
-
-def short_conv_weights(prefix: str, mixer: ShortConvSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of a gated short convolution."""
-    tensors = [
-        WeightSpec(f"{prefix}.conv.weight", (mixer.channels, 1, mixer.kernel)),
-        *linear_weights(f"{prefix}.in_proj", 3 * mixer.channels, hidden, bias=mixer.bias),
-        *linear_weights(f"{prefix}.out_proj", hidden, mixer.channels, bias=mixer.bias),
-    ]
-    return [*tensors, WeightSpec(f"{prefix}.conv.bias", (mixer.channels,))] if mixer.bias else tensors
-
-
-def mamba1_weights(prefix: str, mixer: Mamba1Spec, hidden: int) -> list[WeightSpec]:
-    """Tensors of a Mamba-1 mixer; A_log, D and the bias of dt keep their precision."""
-    inner, state, rank = mixer.inner, mixer.state_size, mixer.dt_rank
-    tensors = [
-        WeightSpec(f"{prefix}.conv1d.weight", (inner, 1, mixer.conv_kernel)),
-        WeightSpec(f"{prefix}.A_log", (inner, state), True),
-        WeightSpec(f"{prefix}.D", (inner,), True),
-        WeightSpec(f"{prefix}.dt_proj.weight", (inner, rank)),
-        WeightSpec(f"{prefix}.dt_proj.bias", (inner,), True),
-        WeightSpec(f"{prefix}.x_proj.weight", (rank + 2 * state, inner)),
-        *linear_weights(f"{prefix}.in_proj", 2 * inner, hidden, bias=mixer.proj_bias),
-        *linear_weights(f"{prefix}.out_proj", hidden, inner, bias=mixer.proj_bias),
-    ]
-    if mixer.conv_bias:
-        tensors.append(WeightSpec(f"{prefix}.conv1d.bias", (inner,)))
-    if mixer.norm_eps is not None:
-        norms = (("dt", rank), ("b", state), ("c", state))
-        tensors += [WeightSpec(f"{prefix}.{name}_layernorm.weight", (width,)) for name, width in norms]
-    return tensors
-
-
-def kda_weights(prefix: str, mixer: KdaSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of Kimi delta attention; A_log and dt_bias keep their precision.
-
-    The convolution may come in three parts where q, k and v are equally wide.
-    """
-    key, value = mixer.key_width, mixer.value_width
-    maps = {"q": key, "k": key, "v": value, "b": mixer.heads, "f_a": mixer.rank, "g_a": mixer.rank}
-    taps = (2 * key + value, 1, mixer.conv_kernel)
-    parts = tuple(f"{prefix}.{name}_conv1d.weight" for name in "qkv" if key == value)
-    return [
-        *(WeightSpec(f"{prefix}.{name}_proj.weight", (rows, hidden)) for name, rows in maps.items()),
-        WeightSpec(f"{prefix}.conv1d.weight", taps, parts=parts, part_shape=(value, 1, mixer.conv_kernel)),
-        WeightSpec(f"{prefix}.f_b_proj.weight", (key, mixer.rank)),
-        WeightSpec(f"{prefix}.g_b_proj.weight", (value, mixer.rank)),
-        WeightSpec(f"{prefix}.A_log", (1, 1, mixer.heads, 1), True),
-        WeightSpec(f"{prefix}.dt_bias", (key,), True),
-        WeightSpec(f"{prefix}.o_norm.weight", (mixer.value_dim,)),
-        WeightSpec(f"{prefix}.o_proj.weight", (hidden, value)),
-    ]
-
-
-def latent_weights(prefix: str, mixer: LatentAttentionSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of latent attention."""
-    rank, queries = mixer.rank, mixer.heads * mixer.key_dim
-    tensors = [
-        *linear_weights(f"{prefix}.kv_a_proj_with_mqa", mixer.kv_elements_per_token, hidden, bias=mixer.bias),
-        WeightSpec(f"{prefix}.kv_a_layernorm.weight", (rank,)),
-        WeightSpec(f"{prefix}.kv_b_proj.weight", (mixer.heads * (mixer.nope_dim + mixer.value_dim), rank)),
-        *linear_weights(f"{prefix}.o_proj", hidden, mixer.heads * mixer.value_dim, bias=mixer.bias),
-    ]
-    if mixer.query_rank is None:
-        return [*tensors, WeightSpec(f"{prefix}.q_proj.weight", (queries, hidden))]
-    return [
-        *tensors,
-        *linear_weights(f"{prefix}.q_a_proj", mixer.query_rank, hidden, bias=mixer.bias),
-        WeightSpec(f"{prefix}.q_a_layernorm.weight", (mixer.query_rank,)),
-        WeightSpec(f"{prefix}.q_b_proj.weight", (queries, mixer.query_rank)),
-    ]
-
-
-def expert_weights(prefix: str, moe: MoeSpec, hidden: int, *, router: str) -> list[WeightSpec]:
-    """Tensors of a router, called `router`, and of experts that are stored one by one under `experts.N`."""
-    expert = MlpSpec(moe.width, bias=False, activation="silu", gated=True)
-    return [
-        WeightSpec(f"{prefix}.{router}.weight", (moe.experts, hidden)),
-        *(tensor for index in range(moe.experts) for tensor in mlp_weights(f"{prefix}.experts.{index}", expert, hidden)),
-    ]
-
-
-def mlp_weights(prefix: str, mlp: MlpSpec, hidden: int) -> list[WeightSpec]:
-    """Tensors of up, down and, if gated, gate projections."""
-    return [
-        *(linear_weights(f"{prefix}.gate_proj", mlp.width, hidden, bias=mlp.bias) if mlp.gated else []),
-        *linear_weights(f"{prefix}.up_proj", mlp.width, hidden, bias=mlp.bias),
-        *linear_weights(f"{prefix}.down_proj", hidden, mlp.width, bias=mlp.bias),
-    ]
-
-
-def linear_weights(name: str, rows: int, columns: int, *, bias: bool, optional: bool = False) -> list[WeightSpec]:
-    """A weight [rows, columns] and, if there is one, a bias [rows]."""
-    tensors = [WeightSpec(f"{name}.weight", (rows, columns))]
-    if bias:
-        tensors.append(WeightSpec(f"{name}.bias", (rows,), optional=optional))
-    return tensors
