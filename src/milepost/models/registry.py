@@ -96,6 +96,21 @@ _SIZED = (
         "milepost.models.hymba",
         "that neighbouring layers share their KV, and the learnt tokens before each prompt",
     ),
+    Family(
+        "dense",
+        ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text"),
+        (
+            "LlamaForCausalLM",
+            "MistralForCausalLM",
+            "Qwen2ForCausalLM",
+            "Qwen3ForCausalLM",
+            "Qwen3MoeForCausalLM",
+            "Gemma2ForCausalLM",
+            "Gemma3ForCausalLM",
+        ),
+        "milepost.models.dense",
+        "nothing: attention stands in every layer",
+    ),
 )
 """Families whose memory is known, so that they can be sized beside the others; nothing here runs them."""
 

@@ -1,41 +1,18 @@
-"""Numbers that carry their reason, and the shapes that both peers size their pools from. In: a spec. Out: bytes by layer.
+"""The shapes that both peers size their pools from. In: a spec. Out: bytes by layer.
 
 The law kept here: planned = allocated (law 9): every byte is a part of `layout_of`, the layout that our pools are built from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 from milepost.errors import ConfigError
 from milepost.models.spec import DTYPE_BYTES, ModelSpec, RecurrentSpec
+from milepost.plan.figures import as_json, figure
 from milepost.state.layout import StateDTypes, layout_of
 
-Origin = Literal["shapes", "rule", "asked", "assumed"]
-"""Where a number comes from: a product of shapes, a rule of the peer's code, the caller, or our guess at its set-up."""
-
-
-def figure(origin: Origin, source: str) -> Any:
-    """A dataclass field that says where its number comes from: `as_json` prints both beside it."""
-    return field(metadata={"origin": origin, "source": source})
-
-
-def as_json(record: object) -> Any:
-    """Plain values; a field declared by `figure` becomes {"value", "origin", "source"}."""
-    if is_dataclass(record) and not isinstance(record, type):
-        return {
-            item.name: {"value": as_json(getattr(record, item.name)), **item.metadata}
-            if item.metadata
-            else as_json(getattr(record, item.name))
-            for item in fields(record)
-        }
-    if isinstance(record, Mapping):
-        return {str(key): as_json(value) for key, value in record.items()}
-    if isinstance(record, (tuple, list)):
-        return [as_json(value) for value in record]
-    return record
+__all__ = ["Flag", "Shapes", "as_json", "ceil_div", "figure", "longest_reusable", "require_positive", "shapes_of"]
 
 
 @dataclass(frozen=True, slots=True)
