@@ -25,6 +25,8 @@ WITHOUT_TORCH = [
     "milepost.state.layout",
     "milepost.plan.sizes",
     "milepost.plan.memory",
+    "milepost.plan.plan",
+    "milepost.state.codecs",
     "milepost.models.sharding",
     "milepost.models.nemotron_h",
     "milepost.text.tokenizer",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milepost.errors import ConfigError, UnsupportedModel
-from milepost.models.registry import load_spec
+from milepost.models.registry import load_spec, parse_config
 from milepost.plan.builtin import CONFIGS, names, path_of
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,8 @@ def test_a_wrong_name_is_refused_with_those_close_to_it() -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_config_is_in_a_published_dialect(name: str) -> None:
     config = json.loads(path_of(name).read_text())
-    assert config["architectures"] and config["model_type"] and config["vocab_size"] > 0
+    assert config.get("architectures") or config["ssm_cfg"], "the first releases' dialect names no architecture"
+    assert parse_config(config, sized=True).layers
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from milepost import __version__
 from milepost.cli import verbs
 from milepost.cli.flags import add_settings
+from milepost.cli.plan import add_flags as add_plan_flags
+from milepost.cli.plan import run as run_plan
 from milepost.config import EngineConfig, ServerConfig
 from milepost.errors import MilepostError
 
@@ -61,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     doctor = verb("doctor", "say whether and how a model would run here", verbs.doctor)
     _add_model(doctor)
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    add_plan_flags(verb("plan", "sizes and limits of a model before a weight is loaded", run_plan))
 
     bench = verb("bench", "measure", verbs.bench)
     bench.add_argument("what", choices=["parity", "planners", "prefix"], help=verbs.BENCHES)

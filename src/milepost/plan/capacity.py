@@ -1,6 +1,6 @@
 """How many sequences run at once, and how many conversations stay cached, in one budget. In: settings. Out: a frontier.
 
-The law kept here: planned = allocated (law 9): pages are counted as the scheduler counts them when it admits a request. No torch.
+The law kept here: planned = allocated (law 9): pages are counted as the scheduler counts them when it admits a request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Point:
     """Concurrency at one length."""
 
     context: int = figure("asked", "length of each sequence, prompt and answer")
-    sequences: int = figure("shapes", "pages of the budget over the pages of a sequence, as the scheduler admits them")
+    room: int = figure("shapes", "pages of the budget over the pages of a sequence, as the scheduler admits them")
+    sequences: int = figure("rule", "room, or max_num_seqs if that is less")
     bound_by: Bound = figure("rule", "what stops the next one; of bytes, the larger of its two kinds")
     state_share: float = figure("shapes", "of a sequence's pages")
 
@@ -75,7 +76,7 @@ def _point(layout: Layout, geometry: Geometry, context: int, max_num_seqs: int, 
     kv = layout.blocks_kept(context) * geometry.block_pages
     share = geometry.state_pages / max(1, geometry.state_pages + kv)
     bytes_bound: Bound = "state bytes" if geometry.state_pages >= kv else "KV bytes"
-    return Point(context, min(room, max_num_seqs), "max_num_seqs" if room >= max_num_seqs else bytes_bound, share)
+    return Point(context, room, min(room, max_num_seqs), "max_num_seqs" if room > max_num_seqs else bytes_bound, share)
 
 
 def _cached(layout: Layout, budget: int, context: int, codec: Codec) -> Cached:

@@ -1,6 +1,6 @@
-"""Numbers that carry their reason. In: a dataclass whose fields are declared by `figure`. Out: plain values beside their origins.
+"""Numbers that carry their reason. In: a dataclass whose fields are declared by `figure`. Out: plain values and origins.
 
-The law kept here: say why (law 10): a number that is printed says whether it is a product of shapes, a rule, measured or assumed.
+The law kept here: say why (law 10): a number says whether it is a product of shapes, a rule, measured or assumed.
 """
 
 from __future__ import annotations

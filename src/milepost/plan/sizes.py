@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 
 from milepost.engine.settings import Settings
 from milepost.models.spec import ModelSpec
-from milepost.state.layout import StateDTypes
+from milepost.state.layout import Layout, StateDTypes
+
+_STATES = ("window", "recurrent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,21 @@ class Sizes:
     dtypes: StateDTypes
     attention_window: int | None
     """Tokens whose KV a sequence keeps at most; None: all."""
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """What one layer remembers: bytes of a sequence's state, and of a token's KV (at most `window` tokens of it)."""
+
+    layer: int
+    kinds: tuple[str, ...]
+    window_bytes: int
+    recurrent_bytes: int
+    kv_bytes_per_token: int
 
     def to_json(self) -> dict[str, object]:
         """As plain values."""
@@ -62,6 +79,18 @@ def sizes_of(spec: ModelSpec, settings: Settings) -> Sizes:
         dtypes=settings.dtypes,
         attention_window=layout.window,
     )
+
+
+def layers_of(spec: ModelSpec, layout: Layout) -> tuple[LayerSizes, ...]:
+    """Every layer that remembers something."""
+    found = []
+    for layer in spec.layers:
+        own = {name: sum(p.nbytes for p in layout.state if (p.layer, p.name) == (layer.index, name)) for name in _STATES}
+        kv = sum(part.nbytes for part in layout.block if part.layer == layer.index) // layout.block_size
+        if kv or any(own.values()):
+            kinds = tuple(mixer.kind for mixer in layer.mixers)
+            found.append(LayerSizes(layer.index, kinds, own["window"], own["recurrent"], kv))
+    return tuple(found)
 
 
 def fits(settings: Settings, max_num_seqs: int, step: int) -> tuple[Fit, ...]:

@@ -1,0 +1,70 @@
+"""`milepost plan MODEL`: sizes, crossovers, capacity, limits, and the peers' arithmetic beside ours.
+
+In: a command line. Out: tables for people, or one line of JSON. The law kept here: no torch is loaded, so it answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from milepost.cli.flags import add_settings, read_settings
+from milepost.config import EngineConfig, parse_size
+from milepost.errors import ConfigError
+
+if TYPE_CHECKING:
+    from milepost.plan.plan import Question
+
+DEFAULT_BASELINE = "llama-3-8b"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The verb's own flags, then the engine's."""
+    parser.add_argument("model", metavar="MODEL", help="a directory, a config.json, or the name of a built-in config")
+    group = parser.add_argument_group("plan")
+    baseline = f"set it beside this model (default: {DEFAULT_BASELINE}; none: nothing)"
+    group.add_argument("--versus", metavar="MODEL", default=DEFAULT_BASELINE, help=baseline)
+    group.add_argument("--memory", metavar="SIZE", help="memory of one rank, for weights and caches, e.g. 80GB")
+    group.add_argument("--device", metavar="NAME|FILE", help="limits on h100, h200, mi300x, or the device of a .toml file")
+    group.add_argument("--tensor-parallel-size", metavar="N", type=int, default=1, help="ranks (default: 1)")
+    group.add_argument("--draft-tokens", metavar="N", type=int, default=0, help="speculated tokens a step (default: 0)")
+    group.add_argument("--context", metavar="N", type=int, nargs="+", help="lengths to compare at")
+    group.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_settings(parser, EngineConfig, title="engine", skip=("model",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print. Returns 1 if the model would not start as asked."""
+    from milepost.plan.plan import make_plan
+
+    plan = make_plan(read_settings(EngineConfig, arguments), _question(arguments))
+    if arguments.json:
+        print(json.dumps(plan.to_json()))
+    else:
+        from rich.console import Console
+
+        from milepost.cli.plan_tables import show
+
+        show(plan, Console())
+    return 1 if plan.refusals else 0
+
+
+def _question(arguments: argparse.Namespace) -> Question:
+    from milepost.plan.devices import device
+    from milepost.plan.plan import Question
+
+    for name in ("tensor_parallel_size", "context"):
+        given = getattr(arguments, name)
+        if any(value < 1 for value in (given if isinstance(given, list) else [given or 1])):
+            raise ConfigError(f"{name}={given} must be at least 1", field=name)
+    if arguments.draft_tokens < 0:
+        raise ConfigError(f"draft_tokens={arguments.draft_tokens} must be at least 0", field="draft_tokens")
+    return Question(
+        contexts=tuple(sorted(arguments.context)) if arguments.context else Question().contexts,
+        ranks=arguments.tensor_parallel_size,
+        draft_tokens=arguments.draft_tokens,
+        memory_bytes=parse_size(arguments.memory, "--memory", "bytes") if arguments.memory else None,
+        versus=None if arguments.versus == "none" else arguments.versus,
+        device=device(arguments.device) if arguments.device else None,
+    )
