@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milepost.cli.flags import add_settings, read_settings
@@ -30,6 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tensor-parallel-size", metavar="N", type=int, default=1, help="ranks (default: 1)")
     group.add_argument("--draft-tokens", metavar="N", type=int, default=0, help="speculated tokens a step (default: 0)")
     group.add_argument("--context", metavar="N", type=int, nargs="+", help="lengths to compare at")
+    group.add_argument("--report", metavar="FILE", help="write one page of HTML with plots that needs no network")
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser, EngineConfig, title="engine", skip=("model",))
 
@@ -39,6 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     from milepost.plan.plan import make_plan
 
     plan = make_plan(read_settings(EngineConfig, arguments), _question(arguments))
+    if arguments.report:
+        from milepost.plan.report import page
+
+        try:
+            Path(arguments.report).write_text(page(plan, _command(arguments)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"report={arguments.report!r} can't be written: {error.strerror}", field="report") from error
     if arguments.json:
         print(json.dumps(plan.to_json()))
     else:
@@ -48,6 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         show(plan, Console())
     return 1 if plan.refusals else 0
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The command again, as far as it bears on the page."""
+    given = [("--versus", arguments.versus), ("--memory", arguments.memory), ("--device", arguments.device)]
+    ranks = arguments.tensor_parallel_size
+    given.append(("--tensor-parallel-size", f"{ranks}" if ranks > 1 else None))
+    return " ".join(["milepost plan", arguments.model, *(f"{flag} {value}" for flag, value in given if value), "--report FILE"])
 
 
 def _question(arguments: argparse.Namespace) -> Question:
