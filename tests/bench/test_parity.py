@@ -81,7 +81,7 @@ def test_a_document_gets_the_matrix_between_its_markers(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--write", "F", "--family", "lfm2"], ["--family", "gpt2"], ["--write", "no/such.md"], ["clerk"]]
+    "flags", [["--write", "F", "--family", "lfm2"], ["--family", "gpt2"], ["--write", "no/such.md"]]
 )
 def test_what_cannot_be_done_is_said_in_one_line(
     tiny: data.Case, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

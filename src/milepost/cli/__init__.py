@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from milepost import __version__
 from milepost.cli import verbs
+from milepost.cli.benches import add_benches
 from milepost.cli.flags import add_settings
 from milepost.cli.plan import add_flags as add_plan_flags
 from milepost.cli.plan import run as run_plan
@@ -66,15 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_plan_flags(verb("plan", "sizes and limits of a model before a weight is loaded", run_plan))
 
-    bench = verb("bench", "measure", verbs.bench)
-    bench.add_argument("what", choices=["parity", "planners", "prefix"], help=verbs.BENCHES)
-    bench.add_argument("--family", nargs="+", action="extend", metavar="F", help="parity: these families only")
-    bench.add_argument("--write", metavar="FILE", help="parity, planners: put the table between the markers of this document")
-    bench.add_argument("--planner", nargs="+", action="extend", metavar="NAME", help="planners: these only")
-    _add_model(bench, optional=True, default=None)
-    bench.add_argument("--size", choices=["tiny", "100m"], help="of the generated checkpoint, where no MODEL is named")
-    bench.add_argument("--model-dir", metavar="DIR", help="where the generated checkpoint is kept")
-    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_benches(choices.add_parser("bench", help="measure", description="measure", allow_abbrev=False), _Parser)
     return root
 
 

@@ -15,6 +15,7 @@ from milepost.config import EngineConfig, parse_size
 from milepost.errors import ConfigError
 
 if TYPE_CHECKING:
+    from milepost.plan.advice import Workload
     from milepost.plan.plan import Question
 
 DEFAULT_BASELINE = "llama-3-8b"
@@ -31,6 +32,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tensor-parallel-size", metavar="N", type=int, default=1, help="ranks (default: 1)")
     group.add_argument("--draft-tokens", metavar="N", type=int, default=0, help="speculated tokens a step (default: 0)")
     group.add_argument("--context", metavar="N", type=int, nargs="+", help="lengths to compare at")
+    group.add_argument("--trace", metavar="FILE", help="advise settings for the requests of a trace (.jsonl or .jsonl.gz)")
+    group.add_argument("--prompt-tokens", metavar="N", type=int, help="advise settings for prompts of this length")
+    group.add_argument("--answer-tokens", metavar="N", type=int, default=256, help="with --prompt-tokens (default: 256)")
+    group.add_argument("--shared-prefix-tokens", metavar="N", type=int, default=0, help="with --prompt-tokens (default: 0)")
+    rate = "requests a second, with --prompt-tokens (default: 1)"
+    group.add_argument("--rate", metavar="X", type=float, default=1.0, help=rate)
     group.add_argument("--report", metavar="FILE", help="write one page of HTML with plots that needs no network")
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser, EngineConfig, title="engine", skip=("model",))
@@ -59,6 +66,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if plan.refusals else 0
 
 
+def _workload(arguments: argparse.Namespace) -> Workload | None:
+    from milepost.plan.advice import read_trace, told
+
+    if arguments.trace and arguments.prompt_tokens:
+        raise ConfigError("trace and prompt_tokens both describe the workload; give one", field="trace")
+    if arguments.trace:
+        return read_trace(Path(arguments.trace))
+    if arguments.prompt_tokens is None:
+        return None
+    return told(arguments.prompt_tokens, arguments.answer_tokens, arguments.shared_prefix_tokens, arguments.rate)
+
+
 def _command(arguments: argparse.Namespace) -> str:
     """The command again, as far as it bears on the page."""
     given = [("--versus", arguments.versus), ("--memory", arguments.memory), ("--device", arguments.device)]
@@ -84,4 +103,5 @@ def _question(arguments: argparse.Namespace) -> Question:
         memory_bytes=parse_size(arguments.memory, "--memory", "bytes") if arguments.memory else None,
         versus=None if arguments.versus == "none" else arguments.versus,
         device=device(arguments.device) if arguments.device else None,
+        workload=_workload(arguments),
     )

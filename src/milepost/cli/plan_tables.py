@@ -17,7 +17,7 @@ _LEFT = ("from", "bound by")
 
 def show(plan: Plan, console: Console) -> None:
     """Print it for people."""
-    for table in (_sizes(plan), _crossovers(plan), _capacity(plan), _peers(plan), *_speed(plan)):
+    for table in (_sizes(plan), _crossovers(plan), _capacity(plan), _peers(plan), *_speed(plan), *_advice(plan)):
         console.print(table)
     for name, flags in (*((f"vLLM, {mode.mode}", mode.flags) for mode in plan.vllm.modes), ("SGLang", plan.sglang.flags)):
         console.print(f"flags for {name}: {' '.join(flag.text for flag in flags)}", highlight=False, soft_wrap=True)
@@ -98,6 +98,25 @@ def _speed(plan: Plan) -> Iterable[Table]:
         cells = [each.worth_from_tokens for each in plan.speed.restore if each.tier == tier]
         restore.add_row(tier, *("never" if cell is None else f"{cell:,} tokens on" for cell in cells))
     yield restore
+
+
+def _advice(plan: Plan) -> Iterable[Table]:
+    if plan.advice is None:
+        return
+    work = plan.advice.workload
+    title = (
+        f"Advice for prompts of {work.prompt_tokens:,.0f} tokens, {work.shared_tokens:,.0f} of them shared, "
+        f"answers of {work.answer_tokens:,.0f}, {work.rate:.3g} a second"
+    )
+    table = _table(title, "setting", "from")
+    for each in plan.advice.settings:
+        table.add_row(f"{each.flag} {each.value}".strip(), each.why)
+    yield table
+    if plan.advice.attention:
+        share = _table("Attention's share of the work", "length", "of a prompt's operations", "of a decode step's bytes")
+        for at in plan.advice.attention:
+            share.add_row(f"{at.context:,}", f"{at.prefill_flops:.1%}", f"{at.decode_bytes:.1%}")
+        yield share
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -25,12 +25,6 @@ _SAMPLING: dict[str, tuple[type, str]] = {
     "repetition_penalty": (float, "above 1 discourages tokens seen before"),
 }
 
-BENCHES = (
-    "prefix: what reuse of long shared prompts saves; parity: every family against transformers, on models of its own; "
-    "planners: what other planners say of published hybrids"
-)
-
-
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
     """Flags for `SamplingParams`."""
     group = parser.add_argument_group("sampling")
@@ -121,29 +115,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     else:
         report.render(Console())
     return 1 if report.refusals else 0
-
-
-def bench(arguments: argparse.Namespace) -> int:
-    """`milepost bench`; the bench reads `config` (an EngineConfig), `model` (None: it makes one) and `json`."""
-    if arguments.planner and arguments.what != "planners":
-        raise ConfigError("--planner belongs to bench planners", field="planner")
-    if arguments.what == "planners":
-        from milepost.bench import planners
-
-        return planners.main(arguments)
-    if arguments.what == "parity":
-        from milepost.bench import parity
-
-        return parity.main(arguments)
-    if arguments.family or arguments.write:
-        raise ConfigError("--family and --write belong to bench parity", field="family")
-    named = arguments.model
-    arguments.model = named or EngineConfig.model
-    arguments.config = read_settings(EngineConfig, arguments)
-    arguments.model = named
-    from milepost.bench import prefix
-
-    return int(prefix.main(arguments) or 0)
 
 
 def _llm(arguments: argparse.Namespace) -> Any:

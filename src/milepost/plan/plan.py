@@ -20,6 +20,7 @@ from milepost.models.registry import parse_config, sized_only
 from milepost.models.sharding import shard_of
 from milepost.models.spec import ModelSpec
 from milepost.plan import builtin
+from milepost.plan.advice import Advice, Workload, advise
 from milepost.plan.capacity import Capacity, capacity_of
 from milepost.plan.crossovers import Crossovers, crossovers_of
 from milepost.plan.devices import Device
@@ -47,6 +48,7 @@ class Question:
     memory_bytes: int | None = None
     versus: str | None = None
     device: Device | None = None
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Plan:
     vllm: VllmPlan
     sglang: SglangPlan
     speed: Speed | None
+    advice: Advice | None
     notes: tuple[str, ...]
     refusals: tuple[str, ...]
 
@@ -87,6 +90,7 @@ class Plan:
             "capacity": self.capacity.to_json(),
             "engines": {"vllm": self.vllm.to_json(), "sglang": self.sglang.to_json()},
             "speed": None if self.speed is None else self.speed.to_json(),
+            "advice": None if self.advice is None else self.advice.to_json(),
             "reasons": dict(self.settings.reasons),
             "notes": list(self.notes),
             "refusals": list(self.refusals),
@@ -103,6 +107,9 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
     if only is not None:
         refusals.append(f"architecture {whole.architecture} can be sized but not served")
         notes.append(f"not counted: {only.uncounted}")
+    if "max_position_embeddings" not in raw and "text_config" not in raw:
+        limit = f"{whole.max_position_embeddings:,} tokens, the family's default"
+        notes.append(f"the config doesn't say how long a sequence may be: {limit}, are taken")
     spec = shard_of(whole, question.ranks)
     if question.ranks > 1:
         refusals.append(f"tensor_parallel_size={question.ranks}: one rank is served so far; sizes are those of each rank")
@@ -122,6 +129,21 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
     if question.device is not None and weights is not None:
         context = question.contexts[len(question.contexts) // 2]
         speed = speed_of(spec, layout, memory, weights, question.device, whole.dtype, context)
+    advice = None
+    if question.workload is not None:
+        advice = advise(
+            spec,
+            layout,
+            geometry,
+            memory,
+            weights,
+            question.device,
+            question.workload,
+            dtype=whole.dtype,
+            longest=settings.max_model_len,
+            step=config.max_num_batched_tokens,
+            contexts=question.contexts,
+        )
     return Plan(
         model=config.model,
         question=question,
@@ -151,6 +173,7 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
         vllm=plan_vllm(spec, settings.dtypes, max_num_seqs=config.max_num_seqs, draft_tokens=question.draft_tokens, **peers),
         sglang=plan_sglang(spec, settings.dtypes, draft_tokens=question.draft_tokens, **peers),
         speed=speed,
+        advice=advice,
         notes=tuple(notes),
         refusals=tuple(refusals),
     )

@@ -87,8 +87,6 @@ def rows_of(case: Case, outcome: Outcome) -> list[Row]:
 
 def main(given: argparse.Namespace) -> int:
     """Measure, print, judge. Raises ConfigError without transformers, for an unknown family or an unfit document."""
-    if given.model:
-        raise ConfigError(f"MODEL {given.model}: bench parity makes its own models; leave it out", field="model")
     if given.write and given.family:
         raise ConfigError("--write keeps the matrix of all families; leave out --family", field="write")
     if given.write:
