@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from milepost.cli.plan_tables import show
+        from milepost.plan.tables import show
 
         show(plan, Console())
     return 1 if plan.refusals else 0

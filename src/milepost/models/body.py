@@ -41,16 +41,25 @@ FeedForwardWeights = Callable[[str, FeedForwardSpec, int], list[WeightSpec]]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """How a family names what stands in `layers.N`: its two norms, its mixers by kind, its feed-forward and router.
+    """How a family names what stands in `layers.N`: its norms, its mixers by kind, its feed-forward and router.
 
     `frame`: embeddings, last norm, head.
     """
 
     frame: tuple[str, str, str]
-    norms: tuple[str, str]
+    norms: tuple[str, ...]
     mixers: Mapping[str, str]
     feed_forward: str
     router: str = "gate"
+
+
+ONE_BLOCK = Body(
+    frame=("embeddings.weight", "norm_f.weight", "lm_head.weight"),
+    norms=("norm",),
+    mixers={"mamba1": "mixer", "mamba2": "mixer"},
+    feed_forward="",
+)
+"""A layer of one residual block around its mixer: pure Mamba."""
 
 
 def mixer_weights(prefix: str, mixer: MixerSpec, hidden: int) -> list[WeightSpec]:

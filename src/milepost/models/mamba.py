@@ -15,7 +15,7 @@ from functools import partial
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.naming import frame_weights, mamba1_weights
+from milepost.models.body import ONE_BLOCK, body_weights
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.reading import read_common, read_rank, refuse_variants
 from milepost.models.spec import LayerSpec, Mamba1Spec, ModelSpec, WeightSpec
@@ -78,14 +78,7 @@ def _first_release(read: ConfigReader, hidden: int, count: int, mixer: Mamba1Spe
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `backbone.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, ("embeddings.weight", "norm_f.weight", "lm_head.weight"))
-    for layer in spec.layers:
-        tensors.append(WeightSpec(f"layers.{layer.index}.norm.weight", (hidden,)))
-        for mixer in layer.mixers:
-            if isinstance(mixer, Mamba1Spec):
-                tensors += mamba1_weights(f"layers.{layer.index}.mixer", mixer, hidden)
-    return tuple(tensors)
+    return body_weights(spec, ONE_BLOCK)
 
 
 def canonical_name(name: str) -> str | None:
@@ -95,10 +88,6 @@ def canonical_name(name: str) -> str | None:
 
 def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """One residual block a layer."""
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import one_block
 
-    stack = Stack(spec, weights, backends)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))
-    return stack
+    return one_block(spec, weights, backends, ONE_BLOCK)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.models.naming import frame_weights, mamba2_weights
+from milepost.models.body import ONE_BLOCK, body_weights
 from milepost.models.reader import ATTRIBUTES_WITHOUT_EFFECT, ConfigReader
 from milepost.models.reading import read_common, refuse_variants
 from milepost.models.spec import LayerSpec, Mamba2Spec, ModelSpec, WeightSpec
@@ -80,14 +80,7 @@ def _mixer(read: ConfigReader, hidden: int, eps: float) -> Mamba2Spec:
 
 def weights(spec: ModelSpec) -> tuple[WeightSpec, ...]:
     """Names and shapes of the tensors, without the prefix `backbone.`."""
-    hidden = spec.hidden_size
-    tensors = frame_weights(spec, ("embeddings.weight", "norm_f.weight", "lm_head.weight"))
-    for layer in spec.layers:
-        tensors.append(WeightSpec(f"layers.{layer.index}.norm.weight", (hidden,)))
-        for mixer in layer.mixers:
-            if isinstance(mixer, Mamba2Spec):
-                tensors += mamba2_weights(f"layers.{layer.index}.mixer", mixer, hidden)
-    return tuple(tensors)
+    return body_weights(spec, ONE_BLOCK)
 
 
 def canonical_name(name: str) -> str | None:
@@ -97,10 +90,6 @@ def canonical_name(name: str) -> str | None:
 
 def build(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends) -> Model:
     """One residual block a layer."""
-    from milepost.models.layers.stack import Stack, mixer_of
+    from milepost.models.layers.stack import one_block
 
-    stack = Stack(spec, weights, backends)
-    for layer in spec.layers:
-        prefix = f"layers.{layer.index}"
-        stack.add(layer.index, weights[f"{prefix}.norm.weight"], mixer_of(layer.mixers[0], weights, f"{prefix}.mixer", stack))
-    return stack
+    return one_block(spec, weights, backends, ONE_BLOCK)

@@ -160,6 +160,16 @@ def two_blocks(
     return stack
 
 
+def one_block(spec: ModelSpec, weights: Mapping[str, Tensor], backends: Backends, body: Body) -> Stack:
+    """A stack of one residual block a layer, around its mixer."""
+    stack = Stack(spec, weights, backends, body.frame)
+    for layer in spec.layers:
+        prefix, (mixer,) = f"layers.{layer.index}", layer.mixers
+        part = mixer_of(mixer, weights, f"{prefix}.{body.mixers[mixer.kind]}", stack)
+        stack.add(layer.index, weights[f"{prefix}.{body.norms[0]}.weight"], part)
+    return stack
+
+
 def feed_forward_of(part: FeedForwardSpec, weights: Mapping[str, Tensor], prefix: str, router: str = "gate") -> Part:
     """A gated feed-forward, or experts stored one by one under `experts.N` with their router beside them."""
     match part:
