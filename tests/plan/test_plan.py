@@ -231,6 +231,36 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().err.startswith("milepost: ")
 
 
+@pytest.mark.parametrize("name", ["nemotron_h", "recurrent_gemma", "mamba", "lfm2"])
+def test_as_many_run_as_the_plan_says(name: str, tmp_path: Path) -> None:
+    """The engine, filled with requests of one length, runs as many at once as `capacity` tells, within 2 %."""
+    from milepost.engine.loop import Engine
+    from milepost.request import Request, SamplingParams
+
+    path = make_checkpoint(tmp_path / "m", TINY_CONFIGS[name])
+    settings: dict[str, Any] = {"max_num_seqs": 200, "max_num_batched_tokens": 4800}
+    probe = plan(str(path), Question(contexts=(60,)), kv_cache_memory_bytes=2**22, **settings).capacity.frontier[0]
+    settings["kv_cache_memory_bytes"] = int(2**22 / probe.room * 60.5)
+    room = plan(str(path), Question(contexts=(60,)), **settings).capacity.frontier[0].room
+    engine = Engine(EngineConfig(model=str(path), max_model_len=60, enable_prefix_caching=False, **{**TYPES, **settings}))
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    for number in range(room + 9):
+        engine.submit(Request(f"r{number}", (5,) * 59, params), lambda delta: None)
+    admitted = engine.scheduler.schedule
+    most = 0
+
+    def schedule() -> Any:
+        nonlocal most
+        found = admitted()
+        most = max(most, len(engine.scheduler.running))
+        return found
+
+    engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+    engine.step()
+    assert room >= 40 and abs(most - room) <= 0.02 * room, f"{most} ran, {room} were planned"
+    engine.stop()
+
+
 def test_a_plan_needs_no_torch() -> None:
     code = (
         "import sys\nfrom milepost.cli import main\nmain(['plan', 'nemotron-h-8b', '--json', '--device', 'h100'])\n"

@@ -6,10 +6,9 @@ The law kept here: say why (law 10), and say everything that is wrong at once, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +16,10 @@ from rich.table import Table
 from milepost.config import EngineConfig
 from milepost.embedded import resolve_model
 from milepost.engine.settings import Settings, settle
-from milepost.errors import ConfigError
 from milepost.models.registry import load_spec, sized_only
 from milepost.models.spec import ModelSpec
+from milepost.plan.files import look, tried
 from milepost.plan.sizes import Fit, Sizes, fits, sizes_of
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +93,15 @@ def doctor(config: EngineConfig) -> DoctorReport:
     only = sized_only(spec)
     if only is not None:
         refusals.append(f"architecture {spec.architecture} can be sized but not served")
-    settings = _tried(lambda: settle(config, spec), refusals)
+    settings = tried(lambda: settle(config, spec), refusals)
     sized = settings or settle(replace(config, max_model_len=None, kv_cache_memory_bytes=None), spec, check=False)
     backends: dict[str, tuple[str, ...]] = {}
     if settings is not None and only is None:
         from milepost.engine.assembly import choices
 
-        chosen = _tried(lambda: choices(config, spec, sized), refusals)
+        chosen = tried(lambda: choices(config, spec, sized), refusals)
         backends = {choice.operation: choice.reasons for choice in chosen or ()}
-    notes = (f"not counted: {only.uncounted}",) if only else _files(path, spec, config, refusals)
+    notes = (f"not counted: {only.uncounted}",) if only else look(path, spec, config, refusals)
     return DoctorReport(
         model=config.model,
         spec=spec,
@@ -121,34 +118,6 @@ def _directory(model: str) -> Path:
     """A directory, a file `config.json` in one, or an embedded model."""
     path = Path(model).expanduser()
     return path.parent if path.name == "config.json" and path.is_file() else resolve_model(model)
-
-
-def _files(path: Path, spec: ModelSpec, config: EngineConfig, refusals: list[str]) -> tuple[str, ...]:
-    """Look at weights and tokenizer where they are; a lone config.json is sized without them."""
-    from milepost.models.registry import family_of
-    from milepost.models.weights import match_weights, read_headers
-    from milepost.text.tokenizer import Tokenizer
-
-    notes: list[str] = []
-    family = family_of(spec)
-    if any(path.glob("*.safetensors*")):
-        _tried(lambda: match_weights(read_headers(path), family.weights(spec), family.canonical_name), refusals)
-    else:
-        notes.append("no weights here: sizes only")
-    place = Path(config.tokenizer) if config.tokenizer else path
-    if (place / "tokenizer.json").exists():
-        _tried(lambda: Tokenizer.load(place, vocab_size=spec.vocab_size), refusals)
-    else:
-        notes.append("no tokenizer.json here")
-    return tuple(notes)
-
-
-def _tried(action: Callable[[], T], refusals: list[str]) -> T | None:
-    try:
-        return action()
-    except ConfigError as error:
-        refusals.append(str(error))
-        return None
 
 
 def _setting(settings: Settings, name: str) -> object:

@@ -6,10 +6,9 @@ and everything that start-up would refuse is listed at once. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from milepost.config import EngineConfig
 from milepost.embedded import EMBEDDED, resolve_model
@@ -24,6 +23,7 @@ from milepost.plan.advice import Advice, Workload, advise
 from milepost.plan.capacity import Capacity, capacity_of
 from milepost.plan.crossovers import Crossovers, crossovers_of
 from milepost.plan.devices import Device
+from milepost.plan.files import look, tried
 from milepost.plan.memory import Memory, memory_of
 from milepost.plan.peers import SglangPlan, VllmPlan, plan_sglang, plan_vllm
 from milepost.plan.roofline import Speed, speed_of
@@ -32,8 +32,9 @@ from milepost.plan.weights import Weights, weights_of
 from milepost.state.codecs import CODECS, encoded_layout
 from milepost.state.geometry import geometry_of
 
-T = TypeVar("T")
 CHUNK_KEYS = ("mamba_chunk_size", "chunk_size")
+_OTHER_ORIGINS = {"dtypes": "asked", "draft_bytes_per_sequence": "assumed"}
+"""Drafted tokens are verified from a copy of the state before them: one more state for a running sequence."""
 MEMORY_SHARE = 0.9
 """Of a device's memory, what weights and caches may take."""
 
@@ -75,6 +76,12 @@ class Plan:
     notes: tuple[str, ...]
     refusals: tuple[str, ...]
 
+    @property
+    def state_equals_weights_batch(self) -> float | None:
+        """The batch whose states take as many bytes to read and write in a decode step as one token's weights to read."""
+        state = 2 * self.sizes.state_bytes_per_sequence
+        return self.weights.touched(1) * self.weights.bytes_each / state if self.weights and state else None
+
     def to_json(self) -> dict[str, object]:
         """The keys of `doctor` for sizes, and the plan's own."""
         return {
@@ -82,10 +89,12 @@ class Plan:
             "family": self.whole.family,
             "tensor_parallel_size": self.question.ranks,
             **self.sizes.to_json(),
+            "origins": {**dict.fromkeys(self.sizes.to_json(), "shapes"), **_OTHER_ORIGINS},
             "layers": [each.to_json() for each in self.layers],
             "checkpoint_bytes": self.checkpoint_bytes,
             "draft_bytes_per_sequence": self.sizes.state_bytes_per_sequence if self.question.draft_tokens else 0,
             "weights": None if self.weights is None else self.weights.to_json(),
+            "state_equals_weights_batch": self.state_equals_weights_batch,
             "crossovers": self.crossovers.to_json(),
             "capacity": self.capacity.to_json(),
             "engines": {"vllm": self.vllm.to_json(), "sglang": self.sglang.to_json()},
@@ -120,7 +129,9 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
         notes.append("weights aren't counted: the config leaves out sizes that don't bear on memory")
     budget = _budget(config, question, settings, weights)
     geometry = geometry_of(layout, budget)
-    _tried(lambda: settle(replace(config, kv_cache_memory_bytes=budget), spec), refusals)
+    tried(lambda: settle(replace(config, kv_cache_memory_bytes=budget), spec), refusals)
+    if directory is not None and only is None:
+        notes += look(directory, whole, config, refusals)
     versus = None if question.versus is None else _baseline(question.versus)
     chunk = next((raw[key] for key in CHUNK_KEYS if isinstance(raw.get(key), int)), None)
     peers: dict[str, Any] = {"max_model_len": settings.max_model_len, "memory_bytes": budget, "chunk_tokens": chunk}
@@ -219,11 +230,3 @@ def _budget(config: EngineConfig, question: Question, settings: Settings, weight
     if left <= 0:
         raise ConfigError(f"memory={memory}: the weights alone take {held} bytes; give more ranks or memory", field="memory")
     return left
-
-
-def _tried(action: Callable[[], T], refusals: list[str]) -> T | None:
-    try:
-        return action()
-    except ConfigError as error:
-        refusals.append(str(error))
-        return None

@@ -44,6 +44,9 @@ def _sizes(plan: Plan) -> Table:
     if plan.weights is not None:
         count = f"{plan.weights.parameters / 1e9:.2f} G parameters, {plan.weights.active / 1e9:.2f} G a token"
         table.add_row(f"weights ({plan.whole.dtype})", _b(plan.weights.total_bytes), count)
+    batch = plan.state_equals_weights_batch
+    if batch is not None:
+        table.add_row("batch whose states cost what the weights do", f"{batch:,.1f}", "bytes moved in a decode step")
     return table
 
 
@@ -98,6 +101,10 @@ def _speed(plan: Plan) -> Iterable[Table]:
         cells = [each.worth_from_tokens for each in plan.speed.restore if each.tier == tier]
         restore.add_row(tier, *("never" if cell is None else f"{cell:,} tokens on" for cell in cells))
     yield restore
+    hand = _table("Handing one sequence to another machine", "over", "tokens", "arrives after", "computed there after")
+    for each in plan.speed.hand_over:
+        hand.add_row(each.link, f"{each.tokens:,}", _time(each.seconds), _time(each.recompute_seconds))
+    yield hand
 
 
 def _advice(plan: Plan) -> Iterable[Table]:
@@ -124,6 +131,10 @@ def _table(title: str, *columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 or column in _LEFT else "right")
     return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
 def _step(tokens: int | None) -> str:
