@@ -78,8 +78,9 @@ def _concurrency(plan: Plan) -> Figure:
     geometry, step = geometry_of(layout, budget), CHUNK
     lengths = _spread(_FIRST, plan.settings.max_model_len)
     lines = [Line("fit in the budget", [(t, geometry.sequences(layout, t, step)) for t in lengths])]
-    kept = [(t, budget // max(1, encoded_layout(layout, "int8").nbytes + plan.memory.kv_at(t))) for t in lengths]
-    lines.append(Line("stay cached as int8 checkpoints", kept))
+    for codec, name in (("raw", "stay cached"), ("int8", "would stay cached as int8")):
+        each = plan.checkpoint_bytes[codec]
+        lines.append(Line(name, [(t, budget // max(1, each + plan.memory.kv_at(t))) for t in lengths]))
     rows = [[f"{p.context:,}", f"{p.room:,}", p.bound_by, f"{p.state_share:.0%}"] for p in plan.capacity.frontier]
     return Figure(
         f"How many sequences {size(budget)} hold",

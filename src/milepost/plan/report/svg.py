@@ -16,6 +16,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 14, 46
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4")
 _SPAN = 1e-9
 _FEW = 3
+_LETTER = 6.4
+"""Units that a letter takes, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Chart:
         drawn = []
         for index, mark in enumerate(self.marks):
             x, y = across.at(mark.x), HEIGHT - _BOTTOM - 8 - 15 * index
-            anchor, shift = ("end", -4) if x > WIDTH * 0.6 else ("start", 4)
+            fits = x + 4 + _LETTER * len(mark.label) <= WIDTH - _RIGHT
+            anchor, shift = ("start", 4) if fits else ("end", -4)
             drawn.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="mark"/>')
             drawn.append(f'<text x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}" class="word">{escape(mark.label)}</text>')
         return drawn
