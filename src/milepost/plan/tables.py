@@ -42,7 +42,8 @@ def _sizes(plan: Plan) -> Table:
     for codec, size in plan.checkpoint_bytes.items():
         table.add_row(f"checkpoint, {codec}", _b(size), "shapes and the codec")
     if plan.weights is not None:
-        count = f"{plan.weights.parameters / 1e9:.2f} G parameters, {plan.weights.active / 1e9:.2f} G a token"
+        unit, name = (1e9, "G") if plan.weights.parameters >= 1e9 else (1e6, "M")
+        count = f"{plan.weights.parameters / unit:.2f} {name} parameters, {plan.weights.active / unit:.2f} {name} a token"
         table.add_row(f"weights ({plan.whole.dtype})", _b(plan.weights.total_bytes), count)
     batch = plan.state_equals_weights_batch
     if batch is not None:
