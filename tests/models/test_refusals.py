@@ -158,3 +158,8 @@ def test_the_command_line_refuses_in_one_line(verb: str, tmp_path: Path, capsys:
     assert main([verb, str(tmp_path)]) == 2
     captured = capsys.readouterr().err.strip()
     assert captured.startswith("milepost: frobnicate is a key") and "\n" not in captured
+
+
+def test_a_null_list_of_layers_is_no_list() -> None:
+    for name in ("lfm2", "qwen3_next", "jamba"):
+        assert parse_config({**TINY_CONFIGS[name], "layer_types": None}) == parse_config(TINY_CONFIGS[name])

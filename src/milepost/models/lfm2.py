@@ -109,7 +109,7 @@ def _width(read: ConfigReader) -> int:
 def _kinds(read: ConfigReader, count: int) -> list[str]:
     """`conv` or `attention` for each layer; both spellings may stand in a file if they agree."""
     attending = read_indices(read, "full_attn_idxs", count)
-    if not read.has("layer_types"):
+    if read.raw("layer_types") is None:
         return ["attention" if attending is None or index in attending else "conv" for index in range(count)]
     kinds = read_layer_types(read, "layer_types", count, "attention", LAYER_TYPES)
     if attending is not None and attending != {index for index, kind in enumerate(kinds) if kind == "attention"}:

@@ -72,7 +72,9 @@ class ConfigReader:
         return name in self._config
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is there and not null. A null one that is asked for is known, and counts as used."""
+        if self._config.get(name) is None:
+            self._used.add(name)
         return self._config.get(name) is not None
 
     def raw(self, name: str) -> Any:

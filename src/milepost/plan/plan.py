@@ -124,7 +124,8 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
         refusals.append(f"tensor_parallel_size={question.ranks}: one rank is served so far; sizes are those of each rank")
     settings = settle(config, spec, check=False)
     layout = settings.layout
-    weights = weights_of(spec, whole.dtype, directory) if "vocab_size" in raw else None
+    stored = directory if question.ranks == 1 else None  # headers tell the whole checkpoint's size, not a rank's
+    weights = weights_of(spec, whole.dtype, stored) if "vocab_size" in raw else None
     if weights is None and only is None:
         notes.append("weights aren't counted: the config leaves out sizes that don't bear on memory")
     budget = _budget(config, question, settings, weights)
