@@ -225,3 +225,14 @@ def test_same_text_as_transformers(source: str) -> None:
         options = {"tokenize": False, "chat_template": source, "add_generation_prompt": generate}
         expected = theirs.apply_chat_template(json.loads(json.dumps(TALK)), **options)
         assert render(Tokenizer(byte_level(), {}, {}), source, TALK, add_generation_prompt=generate).text == expected
+
+
+def test_a_short_content_is_found_where_the_template_writes_it(bytes_tokenizer: Tokenizer) -> None:
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{{ '' if add_generation_prompt else 'EOS' }}"
+    )
+    talk = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+    prompt = render(bytes_tokenizer, source, talk)
+    assert ends_of(bytes_tokenizer, prompt) == [
+        prompt.text[: -len("<|end|>")].rsplit("<|end|>", 3 - index)[0] for index in range(4)
+    ]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -24,6 +25,9 @@ from milepost.errors import ConfigError, RequestError
 from milepost.request import Boundary, BoundaryReason
 from milepost.text.messages import Message, read_messages
 from milepost.text.tokenizer import Tokenizer
+
+_OTHER = "\ue000"
+"""A content like no other: a character for private use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,15 @@ class ChatTemplate:
             )
         read = read_messages(messages)
         render = _Render(self._pick(tools), self._tokenizer.special_tokens, tools, chat_template_kwargs or {})
-        text = render(read, add_generation_prompt)
+        rendered = text = render(read, add_generation_prompt)
         if continue_final_message:
             text = _cut_after(text, read[-1])
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         # First p tokens end at ends[p - 1]; a running maximum, since special tokens around the text have offset (0, 0).
         ends = list(accumulate((end for _, end in encoded.offsets), max))
         positions: dict[int, BoundaryReason] = {}
-        for character, reason in _ends(render, read, text, continue_final_message):
+        written = partial(_written, render, read, rendered, add_generation_prompt)
+        for character, reason in _ends(render, read, text, continue_final_message, written):
             position = bisect_right(ends, character)
             if position and positions.get(position) != "client_mark":
                 positions[position] = reason
@@ -127,7 +132,9 @@ class _Render:
             raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
 
 
-def _ends(render: _Render, messages: Sequence[Message], text: str, whole: bool) -> list[tuple[int, BoundaryReason]]:
+def _ends(
+    render: _Render, messages: Sequence[Message], text: str, whole: bool, written: Callable[[int], _Span | None]
+) -> list[tuple[int, BoundaryReason]]:
     """Characters in `text` at which messages end and at which the client put marks.
 
     1. The conversation up to message k, rendered alone: where that is how the whole begins, its length is the end.
@@ -143,7 +150,9 @@ def _ends(render: _Render, messages: Sequence[Message], text: str, whole: bool) 
     for index, message in enumerate(messages):
         end = ends[index]
         limit = end if end is not None else next((later for later in ends[index:] if later is not None), len(text))
-        span = _locate(text, message.content, cursor, limit, from_right=end is not None)
+        span = written(index) if end is None else None
+        if span is None or not cursor <= span.start < span.end <= limit:
+            span = _locate(text, message.content, cursor, limit, from_right=end is not None)
         if span is None and message.marks:  # written elsewhere: a system message inside the last user's
             span = _locate(text, message.content, 0, len(text), from_right=True)
             end = end if end is not None or span is None else min(span.end, limit)
@@ -158,13 +167,18 @@ def _ends(render: _Render, messages: Sequence[Message], text: str, whole: bool) 
 
 def _preamble_end(render: _Render, first: Message, text: str) -> int:
     """Where the tools end that stand before the first message: all that doesn't change with the message's content."""
-    other = replace(first, fields={**first.fields, "content": "\ue000"})
+    other = replace(first, fields={**first.fields, "content": _OTHER})
     try:
         rendered = render([other], add_generation_prompt=False)
     except RequestError:
         return 0
-    pairs = zip(text, rendered, strict=False)
-    return next((index for index, (one, two) in enumerate(pairs) if one != two), min(len(text), len(rendered)))
+    return _agree(text, rendered)
+
+
+def _agree(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _prefix_ends(render: _Render, messages: Sequence[Message], text: str) -> list[int | None]:
@@ -189,6 +203,23 @@ class _Span:
     start: int
     end: int
     origin: int
+
+
+def _written(render: _Render, messages: Sequence[Message], text: str, generate: bool, index: int) -> _Span | None:
+    """Where the template writes one content: what changes when the content does. A short one may stand elsewhere too."""
+    message = messages[index]
+    other = replace(message, fields={**message.fields, "content": _OTHER})
+    try:
+        rendered = render([*messages[:index], other, *messages[index + 1 :]], add_generation_prompt=generate)
+    except RequestError:
+        return None
+    start = _agree(text, rendered)
+    room = min(len(text), len(rendered)) - start
+    end = len(text) - min(_agree(text[::-1], rendered[::-1]), room)
+    piece = text[start:end]
+    if not piece or piece not in message.content:  # empty, or the template writes more of it otherwise
+        return None
+    return _Span(start, end, start - message.content.find(piece))
 
 
 def _locate(text: str, content: str, low: int, high: int, *, from_right: bool) -> _Span | None:
