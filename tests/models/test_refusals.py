@@ -160,6 +160,11 @@ def test_the_command_line_refuses_in_one_line(verb: str, tmp_path: Path, capsys:
     assert captured.startswith("milepost: frobnicate is a key") and "\n" not in captured
 
 
+def test_experts_of_lfm2_must_say_their_layers() -> None:
+    config = {key: value for key, value in TINY_CONFIGS["lfm2_moe"].items() if key != "layer_types"}
+    assert "layer_types isn't in the config" in _message({**config, "layer_types": None})
+
+
 def test_a_null_list_of_layers_is_no_list() -> None:
     for name in ("lfm2", "qwen3_next", "jamba"):
         assert parse_config({**TINY_CONFIGS[name], "layer_types": None}) == parse_config(TINY_CONFIGS[name])

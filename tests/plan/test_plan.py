@@ -13,11 +13,13 @@ import pytest
 from milepost.cli import main
 from milepost.config import EngineConfig
 from milepost.errors import ConfigError, UnsupportedModel
+from milepost.models.registry import parse_config
+from milepost.models.spec import AttentionSpec
 from milepost.plan import builtin
 from milepost.plan.devices import device, devices, links, tiers
 from milepost.plan.memory import Growth, Memory, smaller_from, tokens_worth
 from milepost.plan.plan import Plan, Question, make_plan
-from milepost.plan.roofline import first_worth
+from milepost.plan.roofline import CHUNK, balanced_batch, recompute_seconds, worth_from
 from milepost.plan.weights import weights_of
 from milepost.plan.work import decode, prefill, update_intensity
 from tests.checkpoints import make_checkpoint
@@ -38,6 +40,10 @@ def test_every_built_in_config_equals_the_golden_sizes(name: str) -> None:
     """37 (public kind): every layer counted as attention, or a state that no tool sees."""
     found, expect = plan(name).to_json(), ENTRIES[name]["expect"]
     assert found["attention_layers"] == expect["attention_layers"]
+    spec = plan(name).spec
+    for component, key in (("recurrent", "ssm_elements_per_layer"), ("window", "conv_elements_per_layer")):
+        sizes = {c.elements for layer in spec.recurrent_layers for c in layer.components if c.name == component}
+        assert sizes == ({expect[key]} if expect[key] else set())
     assert found["recurrent_layers"] == expect["recurrent_layers"]
     assert found["state_bytes_per_layer"] == expect["state_bytes_per_layer_fp32_bf16"]
     assert found["state_bytes_per_sequence"] == expect["state_bytes_per_sequence_ssm_fp32_conv_bf16"]
@@ -184,11 +190,96 @@ def test_the_break_even_is_where_the_times_cross() -> None:
         def again(tokens: int, cost: float = cost) -> float:
             return tokens * cost
 
-        found = first_worth(fetched, again)
+        found = worth_from(fetched, again)
         if found is None:
             assert cost == 0.0
         else:
             assert fetched(found) <= again(found) and (found == 1 or fetched(found - 1) > again(found - 1))
+
+
+def test_a_break_even_is_the_last_of_several_crossings() -> None:
+    """Computing is level while weights bind and steps with each chunk: the figure holds for every longer prefix."""
+    for name in ("lfm2-1.2b", "granite-4.0-h-tiny", "nemotron-3-nano-30b-a3b", "nemotron-h-8b"):
+        found, place = plan(name), device("h100")
+        assert found.weights is not None
+        again = recompute_seconds(found.spec, found.memory, found.weights, place, found.whole.dtype)
+        for way in tiers():
+            def fetched(tokens: int, way: Any = way, found: Plan = found) -> float:
+                seconds: float = way.seconds(found.checkpoint_bytes["int8"] + found.memory.kv_at(tokens))
+                return seconds
+
+            length = worth_from(fetched, again)
+            assert length is not None and (length == 1 or fetched(length - 1) > again(length - 1)), (name, way.name)
+            beyond = [*range(length, length + 9000, 7), *range(length, 1 << 20, 4099)]
+            assert all(fetched(tokens) <= again(tokens) for tokens in beyond), (name, way.name)
+    assert worth_from(lambda tokens: 1.0, lambda tokens: 0.5) is None and CHUNK == 2048
+
+
+def test_states_balance_weights_at_the_batch_that_is_told() -> None:
+    """With experts the weights that a batch touches grow with it."""
+    for name in ("granite-4.0-h-tiny", "jamba-v0.1", "qwen3-next-80b-a3b", "nemotron-h-8b"):
+        found = plan(name)
+        batch = found.state_equals_weights_batch
+        assert found.weights is not None and batch is not None and batch == balanced_batch(found.weights, found.memory)
+        assert found.weights.touched(batch) * 2 == pytest.approx(batch * 2 * found.sizes.state_bytes_per_sequence, rel=1e-9)
+
+
+def test_a_shared_block_is_passed_once_for_each_use_but_stored_once() -> None:
+    found = plan("zamba2-2.7b").weights
+    assert found is not None and found.parameters < found.active < 1.6 * found.parameters
+    assert found.total_bytes == 2 * found.parameters
+
+
+DENSE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "kv", "windows"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], **DENSE}, 32, [None] * 6),
+        ({"architectures": ["Gemma2ForCausalLM"], **DENSE, "head_dim": 16, "sliding_window": 9}, 64, [9, None] * 3),
+        ({"model_type": "gemma3_text", **DENSE, "head_dim": 16, "sliding_window": 9}, 64, [9] * 5 + [None]),
+        ({"architectures": ["MistralForCausalLM"], **DENSE, "sliding_window": 9}, 32, [9] * 6),
+        ({"architectures": ["MistralForCausalLM"], **DENSE, "sliding_window": None}, 32, [None] * 6),
+        ({"architectures": ["Qwen2ForCausalLM"], **DENSE, "sliding_window": 9}, 32, [None] * 6),
+        (
+            {"model_type": "qwen2", **DENSE, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 4},
+            32,
+            [None] * 4 + [9] * 2,
+        ),
+    ],
+)
+def test_a_dense_baseline_has_its_own_kv_and_windows(config: dict[str, Any], kv: int, windows: list[int | None]) -> None:
+    spec = parse_config(config, sized=True)
+    attentions = [layer.attention for layer in spec.attention_layers]
+    assert [attention.window for attention in attentions if isinstance(attention, AttentionSpec)] == windows
+    assert {attention.kv_elements_per_token for attention in attentions if attention} == {kv}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "left_out"),
+    [("Llama", "num_attention_heads"), ("Gemma2", "head_dim"), ("Gemma3", "sliding_window"), ("Qwen3", "head_dim"),
+     ("Mistral", "sliding_window"), ("Mistral", "num_key_value_heads"), ("Qwen2", "num_key_value_heads")],
+)  # fmt: skip
+def test_a_dense_baseline_that_leaves_kv_open_is_refused(architecture: str, left_out: str) -> None:
+    config = {"architectures": [f"{architecture}ForCausalLM"], **DENSE, "head_dim": 8, "sliding_window": 9}
+    del config[left_out]
+    with pytest.raises(UnsupportedModel, match=f"{left_out} isn't in the config"):
+        parse_config(config, sized=True)
+
+
+def test_a_device_computes_in_the_dtype_that_it_is_fast_in(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.toml"
+    file.write_text("[device.cpu]\nmemory_bytes = 64e9\nbytes_per_s = 2e10\nflops = { float32 = 1e11, bfloat16 = 3e8 }\n")
+    found = plan("lfm2-1.2b", Question(device=device(str(file)), contexts=(4096,)))
+    assert found.speed is not None and found.speed.dtype == "float32" and found.computed is not None
+    assert found.computed.bytes_each == 4 and found.weights is not None and found.weights.bytes_each == 2
+
+
+def test_lengths_beyond_the_models_limit_are_noted() -> None:
+    found = plan("nemotron-h-8b", Question(contexts=(4096, 131072)))
+    assert [point.context for point in found.capacity.frontier] == [4096]
+    assert any("up to the model's limit of 8,192 tokens" in note for note in found.notes)
 
 
 def test_devices_and_their_mistakes(tmp_path: Path) -> None:
@@ -205,6 +296,8 @@ def test_devices_and_their_mistakes(tmp_path: Path) -> None:
         (good.replace("1e9\nbytes", "-1\nbytes"), "memory_bytes must be a number above 0"),
         (good.replace("{ float32 = 1e12 }", "3"), "flops must map"),
         ("[", "is not TOML"),
+        (good.replace("1e9\nbytes", "inf\nbytes"), "memory_bytes must be a number above 0"),
+        (good.replace("1e12", "true"), "flops must map"),
     ):
         file.write_text(wrong)
         with pytest.raises(ConfigError, match=message):

@@ -13,11 +13,12 @@ import pytest
 
 from milepost.cli import main
 from milepost.config import EngineConfig
-from milepost.plan.devices import device
+from milepost.plan.devices import device, tiers
 from milepost.plan.plan import Plan, Question, make_plan
 from milepost.plan.report import page
 from milepost.plan.report.plots import figures, short, size
 from milepost.plan.report.svg import Axis, Chart, Line, Mark
+from milepost.plan.roofline import recompute_seconds
 
 MODELS = ("nemotron-h-8b", "mamba2-2.7b", "recurrentgemma-2b", "lfm2-1.2b", "hymba-1.5b", "mamba-130m")
 CHROMIUM = shutil.which("chromium")
@@ -86,7 +87,28 @@ def test_curves_are_the_plans_own_functions() -> None:
     align = next(line for line in hits.chart.lines if line.name == "vLLM align")
     assert dict(align.points)[1030] == 0 and dict(align.points)[1050] == 1040 and dict(align.points)[5000] == 4160
     assert hits.chart.lines[0].points == [(0, 0), (5000, 5000)]
-    assert len(restore.chart.lines) == 5 and len(roofline.chart.lines[1].points) == 5
+    assert found.baseline is not None
+    assert all(drawn == found.baseline[1].at(int(tokens)) for tokens, drawn in memory.chart.lines[2].points)
+    for line, codec in zip(concurrency.chart.lines[1:], ("raw", "int8"), strict=True):
+        each = {tokens: found.checkpoint_bytes[codec] + found.memory.kv_at(int(tokens)) for tokens, _ in line.points}
+        assert all(drawn == found.capacity.budget_bytes // each[tokens] for tokens, drawn in line.points)
+    for line, hit in zip(hits.chart.lines[1:], [*(mode.hit for mode in found.vllm.modes), found.sglang.hit], strict=True):
+        assert all(drawn == hit(int(tokens), None) for tokens, drawn in line.points), line.name
+    assert found.speed is not None and found.computed is not None and found.question.device is not None
+    place = found.question.device
+    again = recompute_seconds(found.spec, found.memory, found.computed, place, found.speed.dtype)
+    assert all(drawn == again(int(tokens)) for tokens, drawn in restore.chart.lines[0].points)
+    for line, way in zip(restore.chart.lines[1:], tiers(), strict=True):
+        size_at = {tokens: found.checkpoint_bytes["int8"] + found.memory.kv_at(int(tokens)) for tokens, _ in line.points}
+        assert way.title in line.name and all(drawn == way.seconds(size_at[tokens]) for tokens, drawn in line.points)
+    for line, phase in zip(roofline.chart.lines[1:], ("decode", "prefill"), strict=True):
+        bounds = [bound for bound in found.speed.bounds if bound.phase == phase]
+        peak = place.peak(found.speed.dtype)
+        assert line.points == [(b.intensity, min(peak, b.intensity * place.bytes_per_s)) for b in bounds]
+    table = dict(zip(hits.header, hits.rows[3], strict=True))
+    assert table["shared"] == "2,000" and table["vLLM align"] == "1,040"
+    for cell, engine in zip(hits.rows[3][-2:], (found.vllm.align, found.sglang), strict=True):
+        assert cell == f"{engine.hit_after(2064, 2000, 2064, 8192):,}"  # type: ignore[attr-defined]
 
 
 def test_a_plan_without_a_device_has_no_speeds() -> None:
@@ -118,7 +140,7 @@ def test_axes_and_marks_stay_inside() -> None:
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.html"
     assert main(["plan", "nemotron-h-8b", "--report", str(out), "--json"]) == 0
-    assert "</html>" in out.read_text()
+    assert f"milepost plan nemotron-h-8b --report {out} --json" in out.read_text()
     capsys.readouterr()
     assert main(["plan", "nemotron-h-8b", "--report", str(tmp_path / "no" / "where.html"), "--json"]) == 2
     assert "report=" in capsys.readouterr().err

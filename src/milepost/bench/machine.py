@@ -25,6 +25,7 @@ from rich.table import Table
 from milepost.errors import ConfigError
 
 _DTYPES = ("float32", "bfloat16")
+_LEAST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Scale:
     """How much is measured."""
 
     rounds: int = 7
+    seconds: float = 1.5
+    """For one measurement; a slow one has fewer rounds, but three."""
     buffer_bytes: int = 512 * 1024**2
     rows: int = 512
     width: int = 2048
@@ -39,7 +42,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Rates a second. `gemm_flops` by dtype: [rows, width] x [width, width], a multiply-add counted as two."""
+    """Rates a second. `gemm_flops` by dtype: a linear map [rows, width] x [width, width], a multiply-add counted as two."""
 
     gemm_flops: dict[str, float]
     read_bytes_per_s: float
@@ -63,13 +66,14 @@ class Machine:
 def measure(scale: Scale, advance: Callable[[], None] = lambda: None) -> Machine:
     """Run everything; `advance` is called after each of `steps()` measurements."""
     import torch
+    from torch.nn import functional
 
     from milepost.engine.settings import available_memory
 
     def rate(amount: float, action: Callable[[], object]) -> float:
         action()
-        times = []
-        for _ in range(scale.rounds):
+        times: list[float] = []
+        while len(times) < scale.rounds and (len(times) < _LEAST or sum(times) < scale.seconds):
             start = time.perf_counter()
             action()
             times.append(time.perf_counter() - start)
@@ -81,7 +85,7 @@ def measure(scale: Scale, advance: Callable[[], None] = lambda: None) -> Machine
         for dtype in _DTYPES:
             left = torch.randn(scale.rows, scale.width).to(getattr(torch, dtype))
             right = torch.randn(scale.width, scale.width).to(getattr(torch, dtype))
-            gemm[dtype] = rate(2.0 * scale.rows * scale.width**2, lambda a=left, b=right: torch.mm(a, b))  # type: ignore[misc]
+            gemm[dtype] = rate(2.0 * scale.rows * scale.width**2, lambda a=left, b=right: functional.linear(a, b))  # type: ignore[misc]
         one = torch.ones(scale.buffer_bytes // 4)
         other = torch.empty_like(one)
         read = rate(one.nbytes, one.sum)

@@ -6,6 +6,7 @@ The law kept here: a mistake of the user's gives one line that starts with `mile
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb."""
     try:
         arguments = parser().parse_args(argv)
+        arguments.typed = shlex.join(["milepost", *(sys.argv[1:] if argv is None else argv)])
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except MilepostError as error:

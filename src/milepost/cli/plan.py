@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         from milepost.plan.report import page
 
         try:
-            Path(arguments.report).write_text(page(plan, _command(arguments)), encoding="utf-8")
+            Path(arguments.report).write_text(page(plan, arguments.typed), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"report={arguments.report!r} can't be written: {error.strerror}", field="report") from error
     if arguments.json:
@@ -76,14 +76,6 @@ def _workload(arguments: argparse.Namespace) -> Workload | None:
     if arguments.prompt_tokens is None:
         return None
     return told(arguments.prompt_tokens, arguments.answer_tokens, arguments.shared_prefix_tokens, arguments.rate)
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """The command again, as far as it bears on the page."""
-    given = [("--versus", arguments.versus), ("--memory", arguments.memory), ("--device", arguments.device)]
-    ranks = arguments.tensor_parallel_size
-    given.append(("--tensor-parallel-size", f"{ranks}" if ranks > 1 else None))
-    return " ".join(["milepost plan", arguments.model, *(f"{flag} {value}" for flag, value in given if value), "--report FILE"])
 
 
 def _question(arguments: argparse.Namespace) -> Question:

@@ -26,6 +26,8 @@ _EPSILON = 1e-6
 def parse(config: Mapping[str, Any]) -> ModelSpec:
     """Read a `config.json` of LFM2-MoE. Raises UnsupportedModel naming every field that can't be served."""
     read = ConfigReader(config, family="lfm2_moe", aliases=ALIASES)
+    if not read.has("layer_types") and not read.has("full_attn_idxs"):
+        read.complain("layer_types", "layer_types isn't in the config: it must say which layers are convolutions")
     hidden, dense = read.integer("hidden_size", 2048), read.integer("num_dense_layers", 2, least=0)
     mlp = MlpSpec(read.integer("intermediate_size", 7168), bias=False, activation="silu", gated=True)
     router = RouterSpec(

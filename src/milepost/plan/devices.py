@@ -5,6 +5,7 @@ The law kept here: a limit names its source; a file that lacks a key, or has one
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost.errors import ConfigError
+from milepost.models.spec import DType
 
 _FILE = Path(__file__).parent / "devices.toml"
 
@@ -34,6 +36,11 @@ class Device:
             listed = ", ".join(self.flops)
             raise ConfigError(f"device {self.name!r} lists no flops for {dtype} (it lists: {listed})", field="device")
         return self.flops[dtype]
+
+
+    def compute_dtype(self, stored: DType) -> DType:
+        """The dtype that a model stored in `stored` is computed in: that one, or float32 where the device is faster in it."""
+        return "float32" if self.flops.get("float32", 0.0) > self.flops.get(stored, 0.0) else stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ def _table(path: Path, kind: str) -> dict[str, dict[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"device={str(path)!r} can't be read: {error.strerror}", field="device") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", field="device") from error
     table = content.get(kind, {})
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
@@ -105,10 +112,14 @@ def _device(place: str, name: str, entry: Mapping[str, Any]) -> Device:
         raise ConfigError(f"{place}: device.{name} has unknown keys {', '.join(unknown)}", field="device")
     for key in numbers:
         value = entry.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if not _above_zero(value):
             raise ConfigError(f"{place}: device.{name}.{key} must be a number above 0, it is {value!r}", field="device")
     flops = entry.get("flops")
-    if not isinstance(flops, dict) or not flops or not all(isinstance(v, (int, float)) and v > 0 for v in flops.values()):
+    if not isinstance(flops, dict) or not flops or not all(map(_above_zero, flops.values())):
         raise ConfigError(f"{place}: device.{name}.flops must map dtypes to numbers above 0", field="device")
     title, source = (str(entry.get(key, name)) for key in texts)
     return Device(name, title, source, float(entry["memory_bytes"]), float(entry["bytes_per_s"]), dict(flops))
+
+
+def _above_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0

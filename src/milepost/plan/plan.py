@@ -17,7 +17,7 @@ from milepost.errors import ConfigError, UnsupportedModel
 from milepost.models.reader import read_json
 from milepost.models.registry import parse_config, sized_only
 from milepost.models.sharding import shard_of
-from milepost.models.spec import ModelSpec
+from milepost.models.spec import DTYPE_BYTES, DType, ModelSpec
 from milepost.plan import builtin
 from milepost.plan.advice import Advice, Workload, advise
 from milepost.plan.capacity import Capacity, capacity_of
@@ -26,11 +26,11 @@ from milepost.plan.devices import Device
 from milepost.plan.files import look, tried
 from milepost.plan.memory import Memory, memory_of
 from milepost.plan.peers import SglangPlan, VllmPlan, plan_sglang, plan_vllm
-from milepost.plan.roofline import Speed, speed_of
+from milepost.plan.roofline import Speed, balanced_batch, speed_of
 from milepost.plan.sizes import LayerSizes, Sizes, layers_of, sizes_of
 from milepost.plan.weights import Weights, weights_of
 from milepost.state.codecs import CODECS, encoded_layout
-from milepost.state.geometry import geometry_of
+from milepost.state.geometry import Geometry, geometry_of
 
 CHUNK_KEYS = ("mamba_chunk_size", "chunk_size")
 _OTHER_ORIGINS = {"dtypes": "asked", "draft_bytes_per_sequence": "assumed"}
@@ -67,6 +67,8 @@ class Plan:
     baseline: tuple[str, Memory] | None
     checkpoint_bytes: dict[str, int]
     weights: Weights | None
+    computed: Weights | None
+    """As the device computes with them: in float32 where it is faster in that."""
     crossovers: Crossovers
     capacity: Capacity
     vllm: VllmPlan
@@ -78,9 +80,8 @@ class Plan:
 
     @property
     def state_equals_weights_batch(self) -> float | None:
-        """The batch whose states take as many bytes to read and write in a decode step as one token's weights to read."""
-        state = 2 * self.sizes.state_bytes_per_sequence
-        return self.weights.touched(1) * self.weights.bytes_each / state if self.weights and state else None
+        """The batch whose states take as many bytes to read and write in a decode step as the weights it touches."""
+        return None if self.weights is None else balanced_batch(self.weights, self.memory)
 
     def to_json(self) -> dict[str, object]:
         """The keys of `doctor` for sizes, and the plan's own."""
@@ -112,50 +113,25 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
     notes: list[str] = []
     refusals: list[str] = []
     whole = _parse(raw, refusals)
-    only = sized_only(whole)
-    if only is not None:
-        refusals.append(f"architecture {whole.architecture} can be sized but not served")
-        notes.append(f"not counted: {only.uncounted}")
-    if "max_position_embeddings" not in raw and "text_config" not in raw:
-        limit = f"{whole.max_position_embeddings:,} tokens, the family's default"
-        notes.append(f"the config doesn't say how long a sequence may be: {limit}, are taken")
     spec = shard_of(whole, question.ranks)
-    if question.ranks > 1:
-        refusals.append(f"tensor_parallel_size={question.ranks}: one rank is served so far; sizes are those of each rank")
     settings = settle(config, spec, check=False)
-    layout = settings.layout
     stored = directory if question.ranks == 1 else None  # headers tell the whole checkpoint's size, not a rank's
     weights = weights_of(spec, whole.dtype, stored) if "vocab_size" in raw else None
-    if weights is None and only is None:
-        notes.append("weights aren't counted: the config leaves out sizes that don't bear on memory")
     budget = _budget(config, question, settings, weights)
-    geometry = geometry_of(layout, budget)
-    tried(lambda: settle(replace(config, kv_cache_memory_bytes=budget), spec), refusals)
-    if directory is not None and only is None:
-        notes += look(directory, whole, config, refusals)
+    _examine(config, question, raw, directory, whole, spec, budget, notes, refusals)
+    if weights is None:
+        notes.append("weights aren't counted: the model is only sized, or its config leaves out what doesn't bear on memory")
+    contexts = tuple(tokens for tokens in question.contexts if tokens <= settings.max_model_len)
+    if contexts != question.contexts:
+        notes.append(f"capacity and speed are told up to the model's limit of {settings.max_model_len:,} tokens")
+    contexts = contexts or (settings.max_model_len,)
+    layout, memory, geometry = settings.layout, memory_of(spec, settings.layout), geometry_of(settings.layout, budget)
     versus = None if question.versus is None else _baseline(question.versus)
+    other = None if versus is None else (versus[0], versus[1], versus[2].dtypes)
     chunk = next((raw[key] for key in CHUNK_KEYS if isinstance(raw.get(key), int)), None)
     peers: dict[str, Any] = {"max_model_len": settings.max_model_len, "memory_bytes": budget, "chunk_tokens": chunk}
-    memory = memory_of(spec, layout)
-    speed = None
-    if question.device is not None and weights is not None:
-        context = question.contexts[len(question.contexts) // 2]
-        speed = speed_of(spec, layout, memory, weights, question.device, whole.dtype, context)
-    advice = None
-    if question.workload is not None:
-        advice = advise(
-            spec,
-            layout,
-            geometry,
-            memory,
-            weights,
-            question.device,
-            question.workload,
-            dtype=whole.dtype,
-            longest=settings.max_model_len,
-            step=config.max_num_batched_tokens,
-            contexts=question.contexts,
-        )
+    step, drafts = config.max_num_batched_tokens, question.draft_tokens
+    computed, speed = _speed(question, spec, settings, memory, weights, whole.dtype, contexts)
     return Plan(
         model=config.model,
         question=question,
@@ -168,26 +144,87 @@ def make_plan(config: EngineConfig, question: Question) -> Plan:
         baseline=None if versus is None else (versus[0], memory_of(versus[1], versus[2].layout)),
         checkpoint_bytes={codec: encoded_layout(layout, codec).nbytes for codec in CODECS},
         weights=weights,
-        crossovers=crossovers_of(
-            spec,
-            settings.dtypes,
-            None if versus is None else (versus[0], versus[1], versus[2].dtypes),
-            question.contexts,
-        ),
-        capacity=capacity_of(
-            layout,
-            geometry,
-            budget,
-            contexts=[tokens for tokens in question.contexts if tokens <= settings.max_model_len] or [settings.max_model_len],
-            max_num_seqs=config.max_num_seqs,
-            step=config.max_num_batched_tokens,
-        ),
-        vllm=plan_vllm(spec, settings.dtypes, max_num_seqs=config.max_num_seqs, draft_tokens=question.draft_tokens, **peers),
-        sglang=plan_sglang(spec, settings.dtypes, draft_tokens=question.draft_tokens, **peers),
+        computed=computed,
+        crossovers=crossovers_of(spec, settings.dtypes, other, question.contexts),
+        capacity=capacity_of(layout, geometry, budget, contexts=contexts, max_num_seqs=config.max_num_seqs, step=step),
+        vllm=plan_vllm(spec, settings.dtypes, max_num_seqs=config.max_num_seqs, draft_tokens=drafts, **peers),
+        sglang=plan_sglang(spec, settings.dtypes, draft_tokens=drafts, **peers),
         speed=speed,
-        advice=advice,
+        advice=_advice(question, spec, settings, geometry, memory, computed, speed, contexts, step),
         notes=tuple(notes),
         refusals=tuple(refusals),
+    )
+
+
+def _examine(
+    config: EngineConfig,
+    question: Question,
+    raw: dict[str, Any],
+    directory: Path | None,
+    whole: ModelSpec,
+    spec: ModelSpec,
+    budget: int,
+    notes: list[str],
+    refusals: list[str],
+) -> None:
+    """Note what isn't said or counted, and everything that start-up would refuse."""
+    only = sized_only(whole)
+    if only is not None:
+        refusals.append(f"architecture {whole.architecture} can be sized but not served")
+        notes.append(f"not counted: {only.uncounted}")
+    if question.ranks > 1:
+        refusals.append(f"tensor_parallel_size={question.ranks}: one rank is served so far; sizes are those of each rank")
+    if "max_position_embeddings" not in raw and "text_config" not in raw:
+        limit = f"{whole.max_position_embeddings:,} tokens, the family's default"
+        notes.append(f"the config doesn't say how long a sequence may be: {limit}, are taken")
+    tried(lambda: settle(replace(config, kv_cache_memory_bytes=budget), spec), refusals)
+    if directory is not None and only is None:
+        notes += look(directory, whole, config, refusals)
+
+
+def _speed(
+    question: Question,
+    spec: ModelSpec,
+    settings: Settings,
+    memory: Memory,
+    weights: Weights | None,
+    stored: DType,
+    contexts: tuple[int, ...],
+) -> tuple[Weights | None, Speed | None]:
+    """The weights as the device computes with them, and the limits; the longest length but one is decoded at."""
+    place = question.device
+    if place is None or weights is None:
+        return weights, None
+    dtype = place.compute_dtype(stored)
+    computed = replace(weights, bytes_each=DTYPE_BYTES[dtype])
+    return computed, speed_of(spec, settings.layout, memory, computed, place, dtype, contexts[len(contexts) // 2])
+
+
+def _advice(
+    question: Question,
+    spec: ModelSpec,
+    settings: Settings,
+    geometry: Geometry,
+    memory: Memory,
+    weights: Weights | None,
+    speed: Speed | None,
+    contexts: tuple[int, ...],
+    step: int,
+) -> Advice | None:
+    if question.workload is None:
+        return None
+    return advise(
+        spec,
+        settings.layout,
+        geometry,
+        memory,
+        weights,
+        question.device,
+        question.workload,
+        dtype=spec.dtype if speed is None else speed.dtype,
+        longest=settings.max_model_len,
+        step=step,
+        contexts=contexts,
     )
 
 

@@ -6,8 +6,10 @@ both overlapped wholly; what binds is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from milepost.models.spec import ModelSpec
@@ -15,13 +17,15 @@ from milepost.plan.devices import Device, Way, links, tiers
 from milepost.plan.figures import as_json, figure
 from milepost.plan.memory import Memory
 from milepost.plan.weights import Weights
-from milepost.plan.work import Work, decode, prefill, update_intensity
+from milepost.plan.work import Work, decode, prefill, recurrent_flops, update_intensity
 from milepost.state.codecs import CODECS, Codec, encoded_layout
 from milepost.state.layout import Layout
 
 BATCHES = (1, 8, 32, 128, 512)
 PROMPTS = (512, 4096, 32768)
 CHUNK = 2048
+_STEPS = 32
+"""Chunks after which one more changes little."""
 _Again = Callable[[int], float]
 """Seconds for a prefix of so many tokens."""
 
@@ -45,7 +49,7 @@ class Restore:
 
     tier: str = figure("assumed", "bandwidth and latency of plan/devices.toml")
     codec: Codec = figure("asked", "how the checkpoint is stored")
-    worth_from_tokens: int | None = figure("rule", "shortest prefix that arrives sooner than it is computed; None: never")
+    worth_from_tokens: int | None = figure("rule", "length from which fetching is always sooner; None: not by 2^20 tokens")
     seconds_at_4096: float = figure("assumed", "time to fetch state and KV of 4,096 tokens")
 
 
@@ -85,10 +89,8 @@ def speed_of(
     decodes = (("decode", batch, context, decode(spec, weights, memory, batch, context), batch) for batch in BATCHES)
     prompts = (("prefill", 1, tokens, prefill(spec, weights, memory, tokens, CHUNK), tokens) for tokens in PROMPTS)
     recurrent = sum(part.nbytes for part in layout.state if part.name == "recurrent")
-    state = 2 * memory.state_bytes
 
-    def again(tokens: int) -> float:
-        return _seconds(prefill(spec, weights, memory, tokens, CHUNK), place, dtype)
+    again = cache(recompute_seconds(spec, memory, weights, place, dtype))
 
     return Speed(
         device=place.title,
@@ -97,7 +99,7 @@ def speed_of(
             _bound("decode" if phase == "decode" else "prefill", batch, tokens, work, place, dtype, count)
             for phase, batch, tokens, work, count in (*decodes, *prompts)
         ),
-        state_equals_weights_batch=weights.touched(1) * weights.bytes_each / state if state else None,
+        state_equals_weights_batch=balanced_batch(weights, memory),
         update_intensity_simple=update_intensity(spec, recurrent, simple=True),
         update_intensity=update_intensity(spec, recurrent, simple=False),
         restore=tuple(_restore(way, codec, layout, memory, again) for way in tiers() for codec in CODECS),
@@ -129,19 +131,45 @@ def _restore(way: Way, codec: Codec, layout: Layout, memory: Memory, again: _Aga
     def fetched(tokens: int) -> float:
         return way.seconds(state + memory.kv_at(tokens))
 
-    return Restore(way.title, codec, first_worth(fetched, again), fetched(4096))
+    return Restore(way.title, codec, worth_from(fetched, again), fetched(4096))
 
 
-def first_worth(fetched: _Again, again: _Again, longest: int = 1 << 20) -> int | None:
-    """The shortest length at which fetching takes no longer than computing; None up to `longest`.
+def recompute_seconds(spec: ModelSpec, memory: Memory, weights: Weights, place: Device, dtype: str) -> _Again:
+    """Time to compute a prefix again, at best, as a function of its length."""
+    update = recurrent_flops(spec)
+    return lambda tokens: _seconds(prefill(spec, weights, memory, tokens, CHUNK, update), place, dtype)
 
-    Both grow with the length, computing by more from some length on: they cross once, if at all.
+
+def balanced_batch(weights: Weights, memory: Memory) -> float | None:
+    """The batch whose states take as many bytes to read and write as the weights that it touches; None without states.
+
+    Experts are read by more of a larger batch, so the two sides are brought together by bisection.
     """
-    lengths: Iterable[int] = (1 << power for power in range(longest.bit_length()))
-    high = next((length for length in lengths if fetched(length) <= again(length)), None)
-    if high is None:
+    state = 2.0 * memory.state_bytes
+    if not state:
         return None
-    low = high // 2
+    low, high = 0.0, weights.touched(1 << 30) * weights.bytes_each / state
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if weights.touched(middle) * weights.bytes_each > middle * state else (low, middle)
+    return high
+
+
+def worth_from(fetched: _Again, again: _Again, longest: int = 1 << 20) -> int | None:
+    """The length from which fetching never again takes longer than computing; None if it still does at `longest`.
+
+    Computing is level while weights bind and steps up with each chunk, so the two may cross several times. The last crossing is
+    looked for on a grid of lengths 2 % apart, with both sides of the first chunks' ends, and then between two of its points.
+    """
+    ends = range(CHUNK, min(longest, _STEPS * CHUNK) + 1, CHUNK)
+    apart = (round(1.02**power) for power in range(int(math.log(longest, 1.02)) + 1))
+    lengths = sorted({*ends, *(end + 1 for end in ends), *apart, longest})
+    slow = next((index for index in reversed(range(len(lengths))) if fetched(lengths[index]) > again(lengths[index])), -1)
+    if slow == len(lengths) - 1:
+        return None
+    low: int
+    high: int
+    low, high = (0 if slow < 0 else lengths[slow]), lengths[slow + 1]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fetched(middle) <= again(middle) else (middle, high)

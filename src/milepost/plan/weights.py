@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from milepost.errors import ConfigError
+from milepost.models.naming import attention_weights, mlp_weights
 from milepost.models.registry import family_of, sized_only
-from milepost.models.spec import DTYPE_BYTES, DType, ModelSpec, MoeSpec, WeightSpec
+from milepost.models.spec import DTYPE_BYTES, AttentionSpec, DType, LayerSpec, MlpSpec, ModelSpec, MoeSpec, WeightSpec
 from milepost.models.weights import read_headers
 from milepost.plan.figures import as_json, figure
 
@@ -27,7 +27,7 @@ class Weights:
 
     total_bytes: int = figure("shapes", "headers of the safetensors files where there are some, else shapes x dtype")
     parameters: int = figure("shapes", "sum over the tensors that the family asks for")
-    matrices: int = figure("shapes", "parameters of matrix products that every token passes: no embeddings, no experts")
+    matrices: int = figure("shapes", "products that every token passes, a shared block at each use; no embeddings, no experts")
     expert: int = figure("shapes", "parameters of one routed expert in all its layers; 0 without experts")
     experts: int = figure("shapes", "routed experts of a layer")
     experts_taken: int = figure("shapes", "experts that one token takes")
@@ -38,11 +38,11 @@ class Weights:
         """Parameters of the products that one token passes."""
         return self.matrices + self.expert * self.experts_taken
 
-    def touched(self, tokens: int) -> float:
+    def touched(self, tokens: float) -> float:
         """Parameters that a batch of so many tokens reads; of experts, those expected if each token chooses evenly."""
         if not self.experts:
             return float(self.matrices)
-        missed = (1 - self.experts_taken / self.experts) ** tokens
+        missed: float = (1 - self.experts_taken / self.experts) ** tokens
         return self.matrices + self.expert * self.experts * (1 - missed)
 
     def to_json(self) -> dict[str, object]:
@@ -67,6 +67,7 @@ def weights_of(spec: ModelSpec, dtype: DType, path: Path | None = None) -> Weigh
     embeddings = _size(wanted[0])
     products = sum(_size(tensor) for tensor in wanted if len(tensor.shape) > 1) - routed
     matrices = products if spec.tie_embeddings else products - embeddings  # tied, the head reads the embeddings' matrix
+    matrices += sum(_used_again(layer, spec.hidden_size) for layer in spec.layers)
     stored = read_headers(path) if path is not None and any(path.glob("*.safetensors*")) else None
     total = sum(tensor.end - tensor.begin for tensor in stored.values()) if stored else each * sum(map(_size, wanted))
     return Weights(
@@ -80,11 +81,13 @@ def weights_of(spec: ModelSpec, dtype: DType, path: Path | None = None) -> Weigh
     )
 
 
-def require(weights: Weights | None, what: str) -> Weights:
-    """The weights, or ConfigError saying what can't be told without them."""
-    if weights is None:
-        raise ConfigError(f"{what} needs the weights' sizes, which aren't known for a model that is only sized", field="model")
-    return weights
+def _used_again(layer: LayerSpec, hidden: int) -> int:
+    """Parameters of a block that a layer takes from another one: passed once more, though stored once."""
+    if layer.shares is None or layer.shares == layer.index:
+        return 0
+    tensors = attention_weights("", layer.attention, hidden) if isinstance(layer.attention, AttentionSpec) else []
+    tensors += mlp_weights("", layer.feed_forward, hidden) if isinstance(layer.feed_forward, MlpSpec) else []
+    return sum(map(_size, tensors))
 
 
 def _is_routed(tensor: WeightSpec) -> bool:

@@ -81,21 +81,34 @@ def decode(spec: ModelSpec, weights: Weights, memory: Memory, batch: int, contex
     )
 
 
-def prefill(spec: ModelSpec, weights: Weights, memory: Memory, tokens: int, chunk: int) -> Work:
+def prefill(
+    spec: ModelSpec, weights: Weights, memory: Memory, tokens: int, chunk: int, update: int | None = None
+) -> Work:
     """A prompt of `tokens` in chunks of at most `chunk`: weights and KV so far are read once a chunk, states once in and out.
 
     The head's product is counted for every token, though only the last one's is needed: at most the head's share too much.
+    `update`: what `recurrent_flops(spec)` gives, where a caller asks for many lengths.
     """
     chunks = max(1, math.ceil(tokens / chunk))
-    seen = sum(memory.kv_at(min(tokens, (index + 1) * chunk)) for index in range(chunks))
     return Work(
         weight_bytes=chunks * weights.touched(min(tokens, chunk)) * weights.bytes_each,
-        kv_bytes=float(seen + memory.bytes_per_token * tokens),
+        kv_bytes=float(_seen(memory, tokens, chunk) + memory.bytes_per_token * tokens),
         state_bytes=chunks * 2.0 * memory.state_bytes,
         matrix_flops=2.0 * weights.active * tokens,
         attention_flops=2.0 * _prompt_pairs(spec, tokens),
-        recurrent_flops=float(tokens * recurrent_flops(spec)),
+        recurrent_flops=float(tokens * (recurrent_flops(spec) if update is None else update)),
     )
+
+
+def _seen(memory: Memory, tokens: int, chunk: int) -> int:
+    """Bytes of KV read by a prompt in chunks, each of which reads what stands when it is done, up to each layer's window."""
+    whole, rest, total = tokens // chunk, tokens % chunk, 0
+    for each in memory.growth:
+        window = tokens if each.window is None else min(each.window, tokens)
+        growing = min(whole, window // chunk)
+        read = chunk * growing * (growing + 1) // 2 + (whole - growing) * window + (window if rest else 0)
+        total += each.bytes_per_token * read
+    return total
 
 
 def _pairs(spec: ModelSpec, context: int) -> float:

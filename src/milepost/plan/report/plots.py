@@ -12,8 +12,7 @@ from milepost.plan.crossovers import attention_everywhere
 from milepost.plan.memory import Memory, memory_of
 from milepost.plan.plan import Plan
 from milepost.plan.report.svg import Axis, Chart, Line, Mark
-from milepost.plan.roofline import CHUNK
-from milepost.plan.work import prefill
+from milepost.plan.roofline import CHUNK, recompute_seconds
 from milepost.state.codecs import encoded_layout
 from milepost.state.geometry import geometry_of
 from milepost.state.layout import layout_of
@@ -21,6 +20,9 @@ from milepost.state.layout import layout_of
 SHARED = range(0, 5001, 10)
 """Shared tokens at which hits are drawn."""
 _SAMPLES = 97
+_QUESTION = 64
+_STEP = 8192
+"""Tokens of a step in the other engines, as they come."""
 _FIRST = 64
 """Tokens at which curves begin."""
 
@@ -65,8 +67,7 @@ def _memory(plan: Plan) -> Figure:
     ]
     return Figure(
         "Memory of one sequence",
-        "The state is there from the first token and never grows; KV grows with every token. Short conversations cost a hybrid "
-        "more than a dense model, long ones far less: the first dotted line says from where.",
+        f"The state is there from the first token and never grows. {_what_grows(plan)}",
         Chart("Memory against context", "Bytes of one sequence by its length", TOKENS_LOG, BYTES, lines, marks),
         ["tokens", plan.model, *(name for name, _ in others)],
         rows,
@@ -84,10 +85,9 @@ def _concurrency(plan: Plan) -> Figure:
     rows = [[f"{p.context:,}", f"{p.room:,}", p.bound_by, f"{p.state_share:.0%}"] for p in plan.capacity.frontier]
     return Figure(
         f"How many sequences {size(budget)} hold",
-        "States and KV share one budget. On the left, where the line is level, the state alone limits how many run at once; on "
-        "the right KV does.",
+        f"States and KV share one budget. {_what_bounds(plan)}",
         Chart("Concurrency against context", "Sequences at once by their length", TOKENS_LOG, COUNT, lines),
-        ["tokens", "run at once", "bound by", "state's share"],
+        ["tokens", "fit at once", "bound by", "state's share"],
         rows,
     )
 
@@ -97,13 +97,23 @@ def _hits(plan: Plan) -> Figure:
     others = [(f"vLLM {mode.mode}", mode.hit) for mode in plan.vllm.modes] + [("SGLang", plan.sglang.hit)]
     lines += [Line(name, [(t, hit(t, None)) for t in SHARED], steps=True) for name, hit in others]
     shown = (100, 500, 1000, 2000, 5000)
-    rows = [[f"{t:,}", f"{t:,}", *(f"{hit(t, None):,}" for _, hit in others)] for t in shown]
+    firsts = [plan.vllm.align.hit_after, plan.sglang.hit_after]
+    rows = [
+        [
+            f"{t:,}",
+            f"{t:,}",
+            *(f"{hit(t, None):,}" for _, hit in others),
+            *(f"{first(t + _QUESTION, t, t + _QUESTION, _STEP):,}" for first in firsts),
+        ]
+        for t in shown
+    ]
     return Figure(
         "What a shared prompt saves",
         "Two requests begin with the same tokens. Milepost resumes exactly where they part; the others only at multiples of "
-        "their blocks, and below the first step not at all. Drawn at best: where each engine keeps every state that it could.",
+        "their blocks, and below the first step not at all. Drawn at best: where each engine keeps every state that it could. "
+        f"The table's last columns are what the second of two requests with questions of {_QUESTION} tokens really gets.",
         Chart("Reused against shared tokens", "The staircase of each engine", SHARED_TOKENS, REUSED, lines),
-        ["shared", "Milepost", *(name for name, _ in others)],
+        ["shared", "Milepost", *(name for name, _ in others), "second request: vLLM align", "SGLang"],
         rows,
     )
 
@@ -111,27 +121,24 @@ def _hits(plan: Plan) -> Figure:
 def _restore(plan: Plan) -> Figure:
     from milepost.plan.devices import tiers
 
-    place, weights = plan.question.device, plan.weights
-    if place is None or weights is None:
+    place, weights = plan.question.device, plan.computed
+    if place is None or weights is None or plan.speed is None:
         raise ValueError("a plan without a device has no speeds")
     lengths, state = _spread(_FIRST, max(plan.question.contexts)), encoded_layout(plan.settings.layout, "int8").nbytes
 
-    def again(tokens: int) -> float:
-        work = prefill(plan.spec, weights, plan.memory, tokens, CHUNK)
-        return max(work.flops / place.peak(plan.whole.dtype), work.bytes / place.bytes_per_s)
-
+    again = recompute_seconds(plan.spec, plan.memory, weights, place, plan.speed.dtype)
     lines = [Line(f"computed again on {place.title}", [(t, again(t)) for t in lengths])]
     lines += [Line(f"from {way.title}", [(t, way.seconds(state + plan.memory.kv_at(t))) for t in lengths]) for way in tiers()]
     rows = [
         [each.tier, each.codec, "never" if each.worth_from_tokens is None else f"{each.worth_from_tokens:,}"]
-        for each in (plan.speed.restore if plan.speed else ())
+        for each in plan.speed.restore
     ]
     return Figure(
         "Fetch a checkpoint, or compute it again",
         "Where a tier's line runs below the thick one, fetching state (int8) and KV is faster than computing the prompt again. "
         "The tiers' speeds are assumed; the device's is its data sheet's.",
         Chart("Restore against recompute", "Seconds by the length of the prefix", TOKENS_LOG, SECONDS, lines),
-        ["from", "codec", "faster from (tokens)"],
+        ["from", "codec", "always faster from (tokens)"],
         rows,
     )
 
@@ -140,10 +147,10 @@ def _roofline(plan: Plan) -> Figure:
     place, speed = plan.question.device, plan.speed
     if place is None or speed is None:
         raise ValueError("a plan without a device has no roofline")
-    peak = place.peak(plan.whole.dtype)
+    peak = place.peak(speed.dtype)
     ridge = peak / place.bytes_per_s
     roof = [(x, min(peak, x * place.bytes_per_s)) for x in (0.3, ridge, ridge * 30)]
-    lines = [Line(f"{place.title}, {plan.whole.dtype}", roof)]
+    lines = [Line(f"{place.title}, {speed.dtype}", roof)]
     rows = []
     for phase in ("decode", "prefill"):
         bounds = [bound for bound in speed.bounds if bound.phase == phase]
@@ -151,12 +158,32 @@ def _roofline(plan: Plan) -> Figure:
         rows += [[b.phase, f"{b.batch:,}", f"{b.tokens:,}", f"{b.tokens_per_s:,.0f}", b.bound_by] for b in bounds]
     return Figure(
         "What limits the speed",
-        "Left of the bend a step waits for memory, right of it for arithmetic. Decoding moves right as the batch grows, but "
-        "never far: each sequence brings a state that must be read and written for every token.",
+        "Left of the bend a step waits for memory, right of it for arithmetic. Decoding moves right as the batch grows, until "
+        "what each sequence brings of its own, its state and its KV, weighs more than the weights that all share.",
         Chart("Roofline", "Operations a second by operations a byte", INTENSITY, FLOPS, lines),
         ["phase", "batch", "tokens", "tokens/s at best", "bound by"],
         rows,
     )
+
+
+def _what_grows(plan: Plan) -> str:
+    if not plan.memory.growth:
+        return "This model has no KV: a conversation costs the same however long it is."
+    window = plan.sizes.attention_window
+    grows = f"KV grows up to {window:,} tokens" if window else "KV grows with every token"
+    start = plan.crossovers.baseline.smaller_from_tokens if plan.crossovers.baseline else None
+    smaller = "" if start is None else f" From {start:,.0f} tokens on the whole is smaller than the dense model's KV."
+    return f"{grows}.{smaller}"
+
+
+def _what_bounds(plan: Plan) -> str:
+    if not plan.memory.growth:
+        return "Without KV, the state alone says how many run at once, at any length."
+    if plan.sizes.attention_window:
+        return "KV says how many run at once until its window is full; from there on length costs nothing."
+    if not plan.memory.state_bytes:
+        return "Without a state, KV alone says how many run at once."
+    return "Where the line is level the state says how many run at once; where it falls KV does."
 
 
 def _spread(first: int, last: int) -> list[int]:
@@ -194,7 +221,7 @@ def _seconds(value: float) -> str:
 TOKENS_LOG = Axis("length of the sequence, tokens", short, log=True)
 SHARED_TOKENS = Axis("tokens that two prompts share", short)
 REUSED = Axis("tokens not computed again", short)
-BYTES = Axis("bytes", lambda value: short(value) + "B", log=True)
+BYTES = Axis("bytes (10^9: 1 GB)", lambda value: short(value) + "B", log=True)
 COUNT = Axis("sequences", short, log=True)
 SECONDS = Axis("time", _seconds, log=True)
 INTENSITY = Axis("operations a byte", lambda value: f"{value:g}", log=True)

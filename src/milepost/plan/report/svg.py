@@ -1,7 +1,7 @@
 """Line plots as SVG. In: lines of points and labels. Out: markup that reads on a phone, on paper and in the dark.
 
-The law kept here: the drawing is 420 units wide whatever the screen is, so that its text is never smaller than the page's small
-print on a phone; a plotting library draws for a desk and shrinks. Colours are the page's CSS variables.
+The law kept here: the drawing is 420 units wide whatever the screen is, so that its text shrinks by a quarter at most on a
+phone; a plotting library draws for a desk and shrinks by more. Colours are the page's CSS variables.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 420, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 14, 52
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4")
 _SPAN = 1e-9
 _FEW = 3
-_LETTER = 6.4
+_BELOW = 0.1
+"""Decades that a log scale begins below its least value, which would else lie on the axis."""
+_LETTER = 7.4
 """Units that a letter takes, about."""
 
 
@@ -107,7 +109,7 @@ class _Scale:
         self.log = axis.log
         known = [value for value in values if value > 0] or [1.0]
         if axis.log:
-            self.first, self.last = math.log10(min(known)), math.log10(max(known))
+            self.first, self.last = math.log10(min(known)) - _BELOW, math.log10(max(known))
             self.ticks = _powers(self.first, self.last, (1,))
             if len(self.ticks) < _FEW:
                 self.ticks = _powers(self.first, self.last, (1, 2, 5))
@@ -148,7 +150,7 @@ def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
         place = across.at(value)
         anchor = "end" if place > WIDTH - _RIGHT - 14 else "middle"
         drawn.append(f'<line x1="{place:.1f}" x2="{place:.1f}" y1="{bottom}" y2="{bottom + 4}" class="tick"/>')
-        drawn.append(f'<text x="{place:.1f}" y="{bottom + 17}" text-anchor="{anchor}">{escape(x.show(value))}</text>')
+        drawn.append(f'<text x="{place:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{escape(x.show(value))}</text>')
     drawn.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="tick"/>')
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     drawn.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" class="axis">{escape(x.label)}</text>')
