@@ -67,11 +67,11 @@ def _crossovers(plan: Plan) -> Table:
 
 def _capacity(plan: Plan) -> Table:
     title = f"Capacity: {_b(plan.capacity.budget_bytes)} for states and KV, pages of {plan.capacity.page_bytes:,} bytes"
-    table = _table(title, "length", "fit at once", "bound by", "cached conversations, raw", "int8")
+    table = _table(title, "length", "fit at once", "run at once", "bound by", "stay cached, raw", "int8")
     for point in plan.capacity.frontier:
         kept = {each.codec: each.conversations for each in plan.capacity.cached if each.context == point.context}
-        row = (f"{point.context:,}", f"{point.room:,}", point.bound_by, f"{kept['raw']:,}", f"{kept['int8']:,}")
-        table.add_row(*row)
+        at_once = (f"{point.room:,}", f"{point.sequences:,}", point.bound_by)
+        table.add_row(f"{point.context:,}", *at_once, f"{kept['raw']:,}", f"{kept['int8']:,}")
     return table
 
 

@@ -82,12 +82,15 @@ def _concurrency(plan: Plan) -> Figure:
     for codec, name in (("raw", "stay cached"), ("int8", "would stay cached as int8")):
         each = plan.checkpoint_bytes[codec]
         lines.append(Line(name, [(t, budget // max(1, each + plan.memory.kv_at(t))) for t in lengths]))
-    rows = [[f"{p.context:,}", f"{p.room:,}", p.bound_by, f"{p.state_share:.0%}"] for p in plan.capacity.frontier]
+    rows = [
+        [f"{p.context:,}", f"{p.room:,}", f"{p.sequences:,}", p.bound_by, f"{p.state_share:.0%}"]
+        for p in plan.capacity.frontier
+    ]
     return Figure(
         f"How many sequences {size(budget)} hold",
         f"States and KV share one budget. {_what_bounds(plan)}",
         Chart("Concurrency against context", "Sequences at once by their length", TOKENS_LOG, COUNT, lines),
-        ["tokens", "fit at once", "bound by", "state's share"],
+        ["tokens", "fit at once", "run at once", "bound by", "state's share"],
         rows,
     )
 
