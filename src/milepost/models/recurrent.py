@@ -127,11 +127,7 @@ class GatedDeltaSpec:
     @property
     def components(self) -> tuple[Component, ...]:
         """Window [q | k | v, conv_kernel - 1] and recurrent matrix [heads, key_dim, value_dim]."""
-        key, value = self.key_width, self.value_width
-        return (
-            Component("window", (2 * key + value, self.conv_kernel - 1), (("q", key), ("k", key), ("v", value))),
-            Component("recurrent", (self.heads, self.key_dim, self.value_dim), (("heads", self.heads),)),
-        )
+        return _delta_components(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +158,7 @@ class KdaSpec:
     @property
     def components(self) -> tuple[Component, ...]:
         """Window [q | k | v, conv_kernel - 1] and recurrent matrix [heads, key_dim, value_dim]."""
-        key, value = self.key_width, self.value_width
-        return (
-            Component("window", (2 * key + value, self.conv_kernel - 1), (("q", key), ("k", key), ("v", value))),
-            Component("recurrent", (self.heads, self.key_dim, self.value_dim), (("heads", self.heads),)),
-        )
+        return _delta_components(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +209,12 @@ class RgLruSpec:
 
 RecurrentSpec = Mamba2Spec | ShortConvSpec | GatedDeltaSpec | Mamba1Spec | KdaSpec | RgLruSpec
 """Mixers that keep a state: each declares its `components`."""
+
+
+def _delta_components(mixer: GatedDeltaSpec | KdaSpec) -> tuple[Component, ...]:
+    """What a delta rule remembers, whatever its decay: the last columns of q, k and v, and a matrix for each value head."""
+    key, value = mixer.key_width, mixer.value_width
+    return (
+        Component("window", (2 * key + value, mixer.conv_kernel - 1), (("q", key), ("k", key), ("v", value))),
+        Component("recurrent", (mixer.heads, mixer.key_dim, mixer.value_dim), (("heads", mixer.heads),)),
+    )
